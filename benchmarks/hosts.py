@@ -24,7 +24,7 @@ from typing import Any
 import courier
 import launchpad_lite as lp
 from benchmarks import page
-from launchers._trust import Authority
+from launchers.hosts.trust import Authority
 
 _MIB = 1 << 20
 _HEAD_BYTES = 8

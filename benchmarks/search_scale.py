@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 from benchmarks.environments import machine, revision
-from launchpad_lite.search._messages import PYTHON, Life, Outcome, State, Submission
+from launchpad_lite.search._messages import PYTHON, Life, TaskOutcome, TaskState, TaskSubmission
 from launchpad_lite.search._queue import Queue
 from launchpad_lite.search._timing import Timing
 
@@ -64,7 +64,9 @@ class _Broker:
         room = self._ahead - self._queue.load(now).queued
         keys = range(self._asked, self._asked + max(0, room))
         self._asked = keys.stop
-        self._queue.submit("model", [Submission(f"{self._name} {key}", b"") for key in keys], now)
+        self._queue.submit(
+            "model", [TaskSubmission(f"{self._name} {key}", b"") for key in keys], now
+        )
         return now + _COLLECT_S
 
     def _who(self, index: int) -> Life:
@@ -79,7 +81,7 @@ class _Broker:
     def _work(self, now: float, index: int) -> float:
         self.messages += 1
         for key, token in self._held[index].items():
-            self._queue.finish(Outcome(key, token, State.DONE, b"result"))
+            self._queue.finish(TaskOutcome(key, token, TaskState.DONE, b"result"))
         found = self._queue.take(self._who(index), (), (PYTHON,), 1, now)
         shortest = 0.5 if self._held[index] else 0.0  # the first ones do not all end together
         self._held[index] = {each.id: each.token for each in found}

@@ -27,18 +27,17 @@ import psutil
 import courier
 import launchpad_lite as lp
 from benchmarks.environments import machine, revision
-from launchpad_lite.search._broker import BrokerOptions
 from launchpad_lite.search._messages import (
     PYTHON,
     Life,
     Load,
-    Member,
-    Outcome,
-    State,
-    Submission,
+    SearchMember,
+    TaskOutcome,
+    TaskState,
+    TaskSubmission,
 )
+from launchpad_lite.search._parts import BrokerOptions, add_parts
 from launchpad_lite.search._timing import Timing
-from launchpad_lite.search.running import add_parts
 
 _TIMING = Timing()
 _BROKER = "search_broker[0]"
@@ -106,7 +105,7 @@ class _Worker:
         self.late = 0
 
     async def run(self) -> None:
-        member = Member("worker", self._me, version=lp.__version__)
+        member = SearchMember("worker", self._me, version=lp.__version__)
         await self._name_server.aio.register(member)
         beating = asyncio.create_task(self._beat())
         await self._work()
@@ -115,7 +114,7 @@ class _Worker:
             courier.close(client)
 
     async def _work(self) -> None:
-        outcomes: list[Outcome] = []
+        outcomes: list[TaskOutcome] = []
         while time.monotonic() < self._window.end:
             try:
                 found = await self._broker.aio.work(
@@ -131,7 +130,7 @@ class _Worker:
                     self.delays.append(now - pickle.loads(each.payload))
                 self._held = {each.id: each.token}
                 await asyncio.sleep(self._task_s)
-                outcomes = [Outcome(each.id, each.token, State.DONE, worker=self._me.name)]
+                outcomes = [TaskOutcome(each.id, each.token, TaskState.DONE, worker=self._me.name)]
                 self._held = {}
 
     async def _beat(self) -> None:
@@ -155,7 +154,7 @@ async def _submit(broker: Any, rate: float, end: float) -> None:
     at = time.monotonic()
     while at < end:
         payload = pickle.dumps(time.monotonic())
-        submissions = [Submission(uuid.uuid4().hex, payload)]
+        submissions = [TaskSubmission(uuid.uuid4().hex, payload)]
         call = asyncio.create_task(broker.aio.submit("model", submissions))
         calls.add(call)
         call.add_done_callback(calls.discard)

@@ -5,38 +5,13 @@ like that object. This package knows nothing of programs and nodes; it may be
 used alone. It imports grpc only when a gRPC client connects.
 """
 
-from courier._batching import batched_handler
-from courier._cache import Cache
-from courier._client import (
-    Client,
-    as_remote,
-    call_aio,
-    close,
-    connection_of,
-    credentials,
-    list_methods,
-    move,
-    reconnect,
-    stop_calling,
-    stop_waiting,
-    submit,
-    wait_for_futures,
-    wait_until_ready,
-    with_timeout,
-)
-from courier._context import CallContext, current_call
-from courier._exceptions import ExceptionReport, remote_traceback
-from courier._health import is_healthy
-from courier._idempotence import idempotent
-from courier._parcel import dump, dumps
-from courier._remote import Remote
-from courier._replicas import Pool, PoolChoice
-from courier._secret import Secret
-from courier._server import Server
-from courier._services import grpc_service
-from courier._shared import Shared
+from typing import TYPE_CHECKING
+
+from courier._distributions import refuse_strangers as _refuse_strangers
+from courier._later import later
 from courier._timing import Timing
-from courier._tls import TlsCredentials
+from courier.calls.context import CallContext, current_call
+from courier.calls.marks import grpc_service, idempotent
 from courier.errors import (
     AddressInUseError,
     AuthenticationError,
@@ -47,12 +22,52 @@ from courier.errors import (
     RemoteError,
     SerializationError,
     ServerBusyError,
+    ServerGoneError,
     ServerLostError,
     ServerStateError,
     ServerUnreachableError,
     UnknownMethodError,
     UnprotectedServerError,
 )
+from courier.values.exceptions import ExceptionReport, remote_traceback
+from courier.values.parcel import dump, dumps
+from courier.values.shared import Shared
+from courier.wire.secret import Secret
+from courier.wire.tls import TlsCredentials
+
+_refuse_strangers("courier", __path__[0])
+
+# Modules for connections, loaded at the first use: a program needs them only after it has started
+# its agent, which loads them for all workers.
+if TYPE_CHECKING:
+    from courier.client.client import (
+        Client,
+        call_aio,
+        close,
+        list_methods,
+        submit,
+        wait_for_futures,
+        wait_until_ready,
+        with_timeout,
+    )
+    from courier.client.health import is_healthy
+    from courier.client.pool import Pool, PoolChoice
+    from courier.server.batching import batched_handler
+    from courier.server.cache import Cache
+    from courier.server.server import Server
+else:
+    __getattr__, __dir__ = later(
+        globals(),
+        {
+            ".server.batching": "batched_handler",
+            ".server.cache": "Cache",
+            ".client.client": "Client call_aio close list_methods submit wait_for_futures "
+            "wait_until_ready with_timeout",
+            ".client.health": "is_healthy",
+            ".client.pool": "Pool PoolChoice",
+            ".server.server": "Server",
+        },
+    )
 
 __all__ = [
     "AddressInUseError",
@@ -67,12 +82,12 @@ __all__ = [
     "Pool",
     "PoolChoice",
     "ProtocolError",
-    "Remote",
     "RemoteError",
     "Secret",
     "SerializationError",
     "Server",
     "ServerBusyError",
+    "ServerGoneError",
     "ServerLostError",
     "ServerStateError",
     "ServerUnreachableError",
@@ -81,12 +96,9 @@ __all__ = [
     "TlsCredentials",
     "UnknownMethodError",
     "UnprotectedServerError",
-    "as_remote",
     "batched_handler",
     "call_aio",
     "close",
-    "connection_of",
-    "credentials",
     "current_call",
     "dump",
     "dumps",
@@ -94,11 +106,7 @@ __all__ = [
     "idempotent",
     "is_healthy",
     "list_methods",
-    "move",
-    "reconnect",
     "remote_traceback",
-    "stop_calling",
-    "stop_waiting",
     "submit",
     "wait_for_futures",
     "wait_until_ready",

@@ -1,8 +1,9 @@
 """Everything that can go wrong with a call, as one tree.
 
     CourierError
-    ├── ServerUnreachableError    no server answers at the address; the call did not run (ConnectionError)
-    ├── ServerLostError           the connection broke; the call may or may not have run (ConnectionError)
+    ├── ServerGoneError           one of the two below                                  (ConnectionError)
+    │   ├── ServerUnreachableError   no server answers at the address; the call did not run
+    │   └── ServerLostError       the connection broke; the call may or may not have run
     ├── CallTimeoutError          no answer in time; the handler may still be running   (TimeoutError)
     ├── CallCancelledError        given up by this caller: cancelled, closed, stopping  (CancelledError)
     ├── ServerBusyError           the server's queue is full; the call did not run
@@ -16,10 +17,10 @@
         └── UnprotectedServerError   would serve strangers, without a secret            (ValueError)
 
 An exception that the remote method raised arrives as itself: `except KeyError`
-around a call works. `remote_traceback(error)` tells where it happened.
+around a call works. `remote_traceback(error)` says where it happened.
 
-Each class also derives from the built-in that a caller would guess (named
-above in brackets). No error of the transport below ever leaves this package.
+Each class also derives from the built-in that a caller would guess (above in brackets). Errors of
+the transport never leave this package.
 """
 
 import concurrent.futures
@@ -34,6 +35,7 @@ __all__ = [
     "RemoteError",
     "SerializationError",
     "ServerBusyError",
+    "ServerGoneError",
     "ServerLostError",
     "ServerStateError",
     "ServerUnreachableError",
@@ -46,18 +48,22 @@ class CourierError(Exception):
     """The root of all errors that courier itself raises."""
 
 
-class ServerUnreachableError(CourierError, ConnectionError):
+class ServerGoneError(CourierError, ConnectionError):
+    """The server is not there, or no longer: one of the two classes below this is raised."""
+
+
+class ServerUnreachableError(ServerGoneError):
     """No server answers at the address. The call did not run and may be repeated."""
 
 
-class ServerLostError(CourierError, ConnectionError):
+class ServerLostError(ServerGoneError):
     """The connection broke after the call was sent.
 
-    The method may have run, once, or not at all; courier never repeats it by
-    itself. Repeat it if running it twice does no harm.
+    The method may have run once, or not at all; courier does not repeat it. Repeat it if running it
+    twice does no harm.
 
-    If the server marks it `courier.idempotent`, courier has repeated it as often
-    as it does; it may have run more than once.
+    If the server marks it `courier.idempotent`, courier has repeated it already; it may have run
+    more than once.
     """
 
 

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 
 from courier import Secret
-from launchers._allotment import allot
-from launchers._ports import endpoint
-from launchers.host.agent_link import start_agent_here
 from launchers.host.machine import Machine
-from launchpad_lite._timing import DEFAULT, Timing
+from launchers.supervision.agent_link import start_agent_here
+from launchers.supervision.allotment import allot
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
     AddressTable,
@@ -17,6 +15,7 @@ from launchpad_lite.launching import (
     LaunchPlan,
     RunningProgram,
 )
+from launchpad_lite.life.timing import DEFAULT, Timing
 
 
 class ProcessLauncher(Launcher):
@@ -33,16 +32,16 @@ class ProcessLauncher(Launcher):
         """Prepares it.
 
         Args:
-            timing: How long its programs wait for what; for tests.
+            timing: How long its programs wait; only tests set it.
         """
         self._timing = timing
 
     def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:
-        """Returns what this machine does not have, or not as often as is asked for."""
+        """Returns the requests that this machine cannot fulfil."""
         return allot(executables, Machine.here()).mistakes
 
     def notes(self, executables: Sequence[Executable]) -> Sequence[str]:
-        """Returns what this system cannot honour."""
+        """Returns notes on requests that this system ignores."""
         return allot(executables, Machine.here()).notes
 
     def start(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:
@@ -50,26 +49,30 @@ class ProcessLauncher(Launcher):
 
         Raises:
             LaunchError: A port that was asked for is taken, the agent cannot be started, or the
-                machine has less than when this was planned.
+                machine has less than when the program was planned.
         """
         allotment = allot(plan.executables, Machine.here())
         if allotment.mistakes:  # the machine has changed since it was planned
             raise LaunchError(f"program {plan.program!r}: {'; '.join(allotment.mistakes)}")
         link = start_agent_here("localhost")
-        # Loaded while the agent comes up.
-        from launchers._console import Console
-        from launchers._payloads import payloads
-        from launchers._run_folder import make_run_folder
-        from launchers._supervisor import SupervisedProgram
-        from launchers.host.remote import AgentHost
+        # Imported while the agent starts, with what is needed once nodes start: by then all cores are busy.
+        from courier import Client, Server  # noqa: F401
+        from courier.lowlevel import join_address, loopback
+        from launchers.supervision.console import Console
+        from launchers.supervision.payloads import payloads
+        from launchers.supervision.remote import AgentHost
+        from launchers.supervision.run_folder import make_run_folder
+        from launchers.supervision.supervised_program import SupervisedProgram
 
         console = Console() if self.shows_output and not options.quiet else None
         host = AgentHost("localhost", link, console)
         try:
             reserved = host.reserve(plan.addresses)
-            endpoints = {key: endpoint(port) for key, port in reserved.items()}
+            here = loopback()
+            endpoints = {key: join_address(here, port) for key, port in reserved.items()}
             table = AddressTable(endpoints, Secret.generate())
-            # The working directory of the agent is that of the launch, whatever comes later.
+            # An absolute path: the agent keeps the working directory of the launch, even if this process
+            # changes its own.
             log_dir = make_run_folder(plan.program, options.log_dir)
             program = SupervisedProgram(
                 plan,
@@ -79,8 +82,8 @@ class ProcessLauncher(Launcher):
                 tells_logs=console is not None,
                 timing=self._timing,
             )
-            for node, payload in payloads(plan, table, options).items():
-                host.take(node, payload, allotment.grants[node])
+            host.payloads.update(payloads(plan, table, options))
+            host.grants.update(allotment.grants)
             host.listen(program, log_dir, None, options.log_limit_bytes)
         except BaseException:  # an interrupt, too
             host.close()
@@ -90,7 +93,7 @@ class ProcessLauncher(Launcher):
 
 
 class QuietProcessLauncher(ProcessLauncher):
-    """The same for tests: the output is kept in files and not shown."""
+    """A process launcher for tests: it keeps the output in files and does not show it."""
 
     description = "processes of this machine, silent"
     shows_output = False

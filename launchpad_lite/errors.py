@@ -17,8 +17,8 @@ Calls between nodes raise the errors of `courier.errors`.
 
 from collections.abc import Sequence
 
-from launchpad_lite._escapes import shown
-from launchpad_lite._result import NodeFailure, description, gathered, headline
+from launchpad_lite.life.result import NodeFailure, description, gathered, headline
+from launchpad_lite.parts.escapes import shown
 
 __all__ = [
     "CheckpointError",
@@ -75,7 +75,7 @@ class MissingExtraError(LaunchpadError, ImportError):
 
 
 class NoProgramError(LaunchpadError, RuntimeError, AssertionError):
-    """There is no running program here, or several, so that "the" program means nothing."""
+    """There is no running program here, or there are several."""
 
 
 class UnresolvedAddressError(LaunchpadError, RuntimeError):

@@ -3,7 +3,7 @@
 import reductions
 
 import courier
-from launchpad_lite.replicas._call import Call
+from launchpad_lite.replicas._call import CollectiveCall
 from launchpad_lite.replicas._courier_carrier import CourierCarrier
 from launchpad_lite.replicas._mailbox import Box, Mailbox
 
@@ -34,7 +34,7 @@ class Carrier(reductions.Rank):
     def reduce(self, array):
         """Adds in place."""
         self._calls += 1
-        self.carrier.all_reduce(array, "sum", Call(self._calls, "all_reduce(sum)"))
+        self.carrier.all_reduce(array, "sum", CollectiveCall(self._calls, "all_reduce(sum)"))
 
 
 if __name__ == "__main__":

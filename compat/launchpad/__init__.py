@@ -1,6 +1,6 @@
 """The names of DeepMind's Launchpad, over launchpad-lite: its programs run unchanged.
 
-What they mean is described where launchpad-lite describes its own; modules here say what differs.
+launchpad-lite documents their meaning; modules here document only differences.
 """
 
 from launchpad import _origin  # noqa: F401 - before anything of another launchpad is imported

@@ -1,29 +1,29 @@
-"""Addresses that are drawn before anybody listens at them."""
+"""Addresses that exist before servers listen at them."""
 
 import abc
 import os
-import socket
 from typing import Any
 
 import launchpad_lite as lp
+from courier.lowlevel import bound, join_address, loopback
 
 
 class Address(lp.Address):
     """A placeholder for where a service will listen.
 
-    A launch fills it in; so does `bind`, for whoever resolves addresses without launching.
+    A launch fills it in; so does `bind`, for callers that resolve addresses without launching.
     """
 
     __slots__ = ("_fixed", "_owner")
 
     def __init__(self, name: str | None = None) -> None:
-        # Programs listen there with what they like.
+        # Programs listen there with any server.
         super().__init__("unnamed" if name is None else name, is_foreign=True)
         self._fixed: str | None = None
         self._owner: object = None
 
     def bind(self, builder: Any) -> None:
-        """Fills it in with what `builder.build()` returns; launchers give their own tables."""
+        """Fills it in with the result of `builder.build()`; launchers have their own tables."""
         if isinstance(builder, AbstractAddressBuilder):
             self._fixed = builder.build()
         else:
@@ -33,7 +33,7 @@ class Address(lp.Address):
         """Returns `host:port`.
 
         Raises:
-            UnresolvedAddressError: A RuntimeError: nobody has filled it in.
+            UnresolvedAddressError: A RuntimeError: it is not filled in yet.
         """
         return self._fixed if self._fixed is not None else super().resolve()
 
@@ -70,8 +70,8 @@ class SimpleLocalAddressBuilder(AbstractAddressBuilder):
     """An address on this machine, with a port that is free now."""
 
     def __init__(self) -> None:
-        with socket.create_server(("localhost", 0)) as free:
-            self._address = f"localhost:{free.getsockname()[1]}"
+        with bound(loopback(), 0) as free:
+            self._address = join_address(*free.getsockname()[:2])
 
     def build(self) -> str:
         """Returns `host:port`; always the same."""

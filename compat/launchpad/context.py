@@ -1,4 +1,4 @@
-"""What a node can ask of how it was launched."""
+"""The launch context of a node."""
 
 import contextvars
 import enum
@@ -9,8 +9,8 @@ from typing import Any
 class LaunchType(str, enum.Enum):
     """How a program may be launched. Equal to its value, too.
 
-    The last two exist so that modules that name them can be imported; launching says what to use
-    instead.
+    The last two exist so that modules that name them can be imported; launching with them raises an
+    error that names the alternative.
     """
 
     LOCAL_MULTI_THREADING = "local_mt"
@@ -61,7 +61,7 @@ class LaunchContext:
 
     @property
     def launch_config(self) -> Any:
-        """Always None: how processes are started is no concern of the code in them."""
+        """Always None: code in processes does not depend on how they were started."""
         return self._get()[1]
 
     @property
@@ -81,7 +81,7 @@ _context: contextvars.ContextVar[LaunchContext | None] = contextvars.ContextVar(
 
 
 def get_context() -> LaunchContext:
-    """Returns that of the calling node; works in methods that others call, too.
+    """Returns the context of the calling node, also in methods that others call.
 
     Raises:
         AssertionError: No node runs here, as in the original.
@@ -93,5 +93,5 @@ def get_context() -> LaunchContext:
 
 
 def set_context(context: LaunchContext) -> None:
-    """Sets that of the calling node."""
+    """Sets the context of the calling node."""
     _context.set(context)

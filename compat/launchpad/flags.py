@@ -7,7 +7,7 @@ from launchpad.context import LaunchType
 
 FLAGS = flags.FLAGS
 
-# Programs read it, and look whether it begins with "local": it always has a value.
+# Programs read it, and check whether it begins with "local": it always has a value.
 LAUNCH_TYPE = flags.DEFINE_enum(
     "lp_launch_type",
     LaunchType.LOCAL_MULTI_THREADING.value,

@@ -1,4 +1,4 @@
-"""Whether nodes are fit for processes, under another path of the original."""
+"""Checks that nodes can be pickled, under another path of the original."""
 
 from launchpad.launch.serialization import (
     check_nodes_are_serializable,

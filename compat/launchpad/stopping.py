@@ -1,4 +1,4 @@
-"""The end of a program: as launchpad-lite has it, from every thread of a node."""
+"""The end of a program: that of launchpad-lite, from every thread of a node."""
 
 from launchpad_lite import (
     register_stop_handler,

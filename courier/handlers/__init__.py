@@ -1,4 +1,4 @@
-"""Where the original Launchpad looks for its code in C++, which it does not find among files of ours."""
+"""The original Launchpad imports its C++ code from here, and fails if files of ours replace it."""
 
 raise ImportError(
     "dm-launchpad and launchpad-lite both have a package `courier`: files of one replace those of the other. "

@@ -4,7 +4,7 @@ import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec
 
-# Its `StatusNotOk` is what any call raises that fails. Here that may be any exception.
+# There, failing calls raise `StatusNotOk`. Here they may raise any exception.
 if "pybind11_abseil" not in sys.modules and find_spec("pybind11_abseil") is None:
     for _name in ("pybind11_abseil", "pybind11_abseil.status"):
         sys.modules[_name] = module_from_spec(ModuleSpec(_name, None))

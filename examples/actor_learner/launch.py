@@ -55,7 +55,7 @@ def main() -> int:
                 max_seconds=options.max_seconds,
             )
             folder.mkdir(parents=True, exist_ok=True)
-            # What an earlier run left there is not the result of this one.
+            # Removes the results of an earlier run.
             (folder / RESULT_FILE).unlink(missing_ok=True)
             (folder / CURVE_FILE).unlink(missing_ok=True)
         except (ValueError, OSError) as error:

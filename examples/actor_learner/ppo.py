@@ -58,7 +58,7 @@ class Network:
     Args:
         sizes: Of its layers: inputs, hidden, hidden, outputs.
         parameters: Where its weights and biases live, shape (`Network.count(sizes)`,). They are
-            shared, not copied: who changes them changes the network.
+            shared, not copied: changes to them change the network.
     """
 
     def __init__(self, sizes: Sequence[int], parameters: Parameters) -> None:
@@ -88,7 +88,7 @@ class Network:
         return self.activations(inputs)[-1]
 
     def activations(self, inputs: Floats) -> list[Floats]:
-        """Returns what each layer puts out, the inputs first, the outputs last."""
+        """Returns the output of each layer, the inputs first."""
         found = [inputs]
         *hidden, (weights, biases) = self._layers
         for inner, inner_biases in hidden:
@@ -218,7 +218,7 @@ class Segment:
     Attributes:
         observations: What the agent saw before each step, shape (B, O).
         actions: What it did, shape (B,).
-        rewards: What it got, shape (B,).
+        rewards: Its rewards, shape (B,).
         next_observations: What it saw after each step, shape (B, O); at the end of an episode the
             last of that, not the first of the next.
         terminated: Whether nothing can follow that step, shape (B,).
@@ -242,7 +242,7 @@ class Batch:
         actions: Shape (B,).
         log_probabilities: How likely the actions were when they were chosen, shape (B,).
         advantages: How much better they were than expected, shape (B,).
-        returns: What the critic should have said, shape (B,).
+        returns: The right values of the critic, shape (B,).
     """
 
     observations: Floats
@@ -289,7 +289,7 @@ class Adam:
     """Adam, in place.
 
     Args:
-        parameters: What it changes, shape (P,).
+        parameters: The parameters to change, shape (P,).
     """
 
     def __init__(self, parameters: Parameters) -> None:

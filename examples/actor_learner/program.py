@@ -49,7 +49,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True)
 class Experience:
-    """What an actor did between two updates.
+    """The experience of an actor between two updates.
 
     Attributes:
         actor: Which one.
@@ -115,7 +115,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Result:
-    """What the program achieved.
+    """The result of the program.
 
     Attributes:
         solved: Whether the target was reached; otherwise the time was up or it was stopped.
@@ -123,7 +123,7 @@ class Result:
         updates: After which update it was reached, or how many there were.
         steps: Environment steps of all actors until then.
         seconds: When that was known, since the learner was there.
-        curve: What was known after each update.
+        curve: The progress after each update.
         evaluations: In their order; the last is the one that reached the target.
     """
 
@@ -137,7 +137,7 @@ class Result:
 
 
 class Learner:
-    """Improves the parameters by what the actors send. Only serves: actors make it work.
+    """Improves the parameters with the experience of the actors. Only serves: actors call it.
 
     Args:
         num_actors: How many it hears from before each update.
@@ -169,7 +169,7 @@ class Learner:
             return self._newest
 
     def exchange(self, experience: Experience) -> Parameters | None:
-        """Takes what an actor did; returns new parameters once all actors have sent theirs.
+        """Takes experience of an actor; returns new parameters once all actors have sent theirs.
 
         None when the program stops.
         """
@@ -188,7 +188,7 @@ class Learner:
             return None if self._stopping.is_set() else self._newest.parameters
 
     def report(self, updates: int, returns: Sequence[float]) -> Evaluation:
-        """Takes in what the evaluator measured after an update."""
+        """Takes the measurement of the evaluator after an update."""
         mean = statistics.fmean(returns)
         with self._updated:
             steps = self._curve[updates - 1].steps if updates else 0
@@ -209,7 +209,7 @@ class Learner:
         )
 
     def history(self) -> tuple[list[Progress], list[Evaluation]]:
-        """Returns what was known after each update, and all evaluations."""
+        """Returns the progress after each update, and all evaluations."""
         with self._updated:
             return list(self._curve), list(self._evaluations)
 
@@ -248,7 +248,7 @@ class Learner:
 
 
 class Actor:
-    """Acts with the newest parameters, and tells the learner what came of it.
+    """Acts with the newest parameters, and sends its experience to the learner.
 
     It has no state but its environment: one that is lost may simply be started again.
 
@@ -355,7 +355,7 @@ class Evaluator:
         return lp.stop_event().is_set() or time.monotonic() >= self._deadline
 
     def _play(self) -> list[float]:
-        """Returns what episodes brought: all, or as many as show that the target is missed."""
+        """Returns the returns of episodes: all, or as many as show that the target is missed."""
         returns: list[float] = []
         # What may be missing from the highest return before the target is out of reach.
         reserve = self._episodes * (HIGHEST_RETURN - self._target)
@@ -398,7 +398,7 @@ class Evaluator:
 
 def make_environment() -> Any:
     """Returns an environment of Gymnasium: observations of shape (4,), actions 0 and 1."""
-    # Loaded by those who act only.
+    # Loaded only by nodes that act.
     import gymnasium
 
     # The checker looks at each step of an environment that is known to be right.

@@ -1,4 +1,4 @@
-"""The figures of the chapter on PSP, computed anew: data first, then a picture of it.
+"""The figures of the chapter on PSP, computed again: data first, then a picture of it.
 
 Figures 4 to 7 of the chapter on distributed computing in "OCaml Scientific Computing", which
 follows Wang, Catterall and Mortier, "Probabilistic Synchronous Parallel" (arXiv 1709.07772).

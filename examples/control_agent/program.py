@@ -1,9 +1,9 @@
 """A control agent: actors, a replay buffer, and a learner that is replicated.
 
 After the D4PG experiments of "TF-Replicator: Distributed Machine Learning for Researchers". Actors
-swing up a pendulum and insert what they see into a replay buffer. Replicas of the learner sample it,
-and average their gradients. Actors get the newest policy from the learner by calls. An evaluator
-stops the program when the policy is good.
+swing up a pendulum and insert their experience into a replay buffer. Replicas of the learner sample
+it, and average their gradients. Actors get the newest policy from the learner by calls. An
+evaluator stops the program when the policy is good.
 """
 
 import json
@@ -192,7 +192,7 @@ class Learner:
 
 
 class Actor:
-    """Explores with the newest policy, and inserts what happens into the replay buffer."""
+    """Explores with the newest policy, and inserts its experience into the replay buffer."""
 
     def __init__(self, replay: Replay, learner: Learner, settings: Settings, index: int) -> None:
         self._replay = replay

@@ -77,7 +77,7 @@ def main() -> int:
 
 def inject(running: RunningProgram, seed: int, output: Path) -> "list[Injected]":
     """Lets a monkey loose on all nodes until there is a result."""
-    # For tests, and loaded by who wants it only: it brings pytest.
+    # For tests; loaded only on demand, because it imports pytest.
     from launchpad_lite.testing import Monkey
 
     with Monkey(running, seed=seed, mean_interval_s=0.4, minimum_uptime_s=0.2) as monkey:

@@ -26,8 +26,6 @@ import launchpad_lite as lp
 #: Generations between two lines of progress.
 SHOWN_EVERY = 25
 
-#: An evaluator that ended: as an evaluation changes nothing, another may do it again.
-_LOST = (courier.ServerLostError, courier.ServerUnreachableError)
 #: How soon a stop is noticed while all evaluators are busy.
 _POLL_S = 0.1
 
@@ -57,7 +55,7 @@ FUNCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
 
 @dataclass(frozen=True)
 class Problem:
-    """What is searched, and how hard.
+    """The settings of the search.
 
     Attributes:
         function: A name in `FUNCTIONS`.
@@ -84,7 +82,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Result:
-    """What was found.
+    """The result.
 
     Attributes:
         solved: Whether `best_f` is within the tolerance; otherwise the evaluations ran out.
@@ -185,7 +183,7 @@ class Evaluator:
 
     def evaluate(self, candidate: list[float]) -> float:
         """Returns the value of one candidate, shape (dimension,)."""
-        # Stands for what makes a real evaluation dear: a simulation, an episode, a training.
+        # In place of the cost of a real evaluation: a simulation, an episode, a training.
         time.sleep(self._cost_ms / 1000)
         return self._function(candidate)
 
@@ -196,8 +194,8 @@ class Evaluator:
 class Crowd:
     """Evaluators at work: a free one gets the next candidate, a lost one gets none.
 
-    With `@courier.idempotent` on `evaluate`, courier would send lost calls again by itself: to the
-    same evaluator, once it is back. Here another one takes over at once.
+    With `@courier.idempotent` on `evaluate`, courier would send lost calls again automatically: to
+    the same evaluator, once it is back. Here another one takes over at once.
     """
 
     def __init__(
@@ -228,7 +226,8 @@ class Crowd:
                 index, evaluator = calls.pop(done)
                 try:
                     fitness[index] = done.result()
-                except _LOST:
+                except courier.ServerGoneError:
+                    # As an evaluation changes nothing, another evaluator may do it again.
                     self.lost_calls += 1
                     waiting.appendleft(index)
                     self._miss(evaluator)
@@ -243,7 +242,7 @@ class Crowd:
         evaluator = self._missing.pop(answer)
         try:
             answer.result()
-        except _LOST:
+        except courier.ServerGoneError:
             self._stop.wait(_POLL_S)  # it may fail at once, again and again
             self._miss(evaluator)
         else:
@@ -278,7 +277,7 @@ class Evolver:
         (folder / "search.pickle").write_bytes(state)
 
     def restore(self, folder: Path) -> None:
-        """Has `run` go on from a checkpoint."""
+        """Makes `run` go on from a checkpoint."""
         search, lost_calls = pickle.loads((folder / "search.pickle").read_bytes())
         if search.problem != self._problem:
             raise ValueError(f"this is a search for {search.problem}, not for {self._problem}")

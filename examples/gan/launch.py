@@ -13,7 +13,7 @@ from launchpad_lite import replicas
 
 
 def main() -> int:
-    """Trains an SN-GAN, and scores what it draws; with --compare, with 1, 2, 4 and 8 replicas."""
+    """Trains an SN-GAN, and scores its images; with --compare, with 1, 2, 4 and 8 replicas."""
     parser = argparse.ArgumentParser(description=main.__doc__, allow_abbrev=False)
     parser.add_argument("--launcher", default="local_mp", help="local_mp (default), ssh, ..")
     parser.add_argument("--replicas", type=int, default=2, help="default 2")

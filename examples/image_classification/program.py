@@ -34,7 +34,7 @@ class Settings:
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many steps an epoch has; what does not fill a batch is left out."""
+        """How many steps an epoch has; the rest that does not fill a batch is left out."""
         return len(digits()[0]) // self.batch
 
     def rate_at(self, step: int) -> float:
@@ -80,7 +80,7 @@ def batches(settings: Settings, size: int, index: int, step: int) -> Iterator[tu
 
 
 def train(repl: replicas.Replicator, settings: Settings) -> dict[str, Any]:
-    """Trains one replica; returns how well the network reads what it has not seen.
+    """Trains one replica; returns how well the network reads unseen digits.
 
     Args:
         repl: The replicator, in a replica.

@@ -59,7 +59,7 @@ class Classifier:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a checkpoint has to keep."""
+        """The state for checkpoints."""
         return {"model": self._model, "optimizer": self._optimizer}
 
     def step(self, images: Any, labels: Any, rate: float) -> float:

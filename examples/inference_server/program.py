@@ -87,13 +87,13 @@ class Inference:
 
     def _act(self, observations: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.int64]:
         self._batches[len(observations)] += 1
-        # Stands for what makes a real policy dear: an accelerator takes as long for one as for all.
+        # In place of the cost of a real policy: an accelerator takes as long for one as for all.
         time.sleep(self._cost_ms / 1000)
         return policy(observations)
 
 
 class Reporter:
-    """Gathers what the actors did; when all are done, the result."""
+    """Gathers the results of the actors."""
 
     def __init__(
         self, num_actors: int, batch_size: int, inference: Inference, output: Path | None

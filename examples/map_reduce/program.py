@@ -69,7 +69,7 @@ class Reporter:
         self._events: queue.SimpleQueue[Mapped | Reduced | None] = queue.SimpleQueue()
 
     def report(self, event: Mapped | Reduced) -> None:
-        """Takes in what a mapper or a reducer did."""
+        """Takes a report of a mapper or a reducer."""
         self._events.put(event)
 
     def run(self) -> None:
@@ -136,8 +136,8 @@ class Mapper:
     Args:
         path: Of the file; below the standard library of the Python that runs the mapper, unless
             it is absolute.
-        reducers: Who adds up the counts.
-        reporter: Who is told at the end.
+        reducers: The nodes that add up the counts.
+        reporter: The node that gets the result.
     """
 
     # Handles become clients; annotated with the classes they stand for, each call is checked.

@@ -2,9 +2,9 @@
 
 Requesters train a linear regression by asynchronous SGD: each pulls the
 weights, computes the gradient on a few samples, and pushes it to a server,
-which does not wait for anybody (Dean et al., "Large Scale Distributed Deep
-Networks", 2012). The paper's servers sleep instead; here the best weights are
-known, so that each topology shows what it gains and what it costs.
+which does not wait (Dean et al., "Large Scale Distributed Deep Networks", 2012). The paper's
+servers sleep instead; here the best weights are known, so that each topology shows what it gains
+and what it costs.
 """
 
 import json
@@ -27,7 +27,7 @@ TOPOLOGIES = ("single", "replicated", "cached")
 
 @dataclass(frozen=True)
 class Regression:
-    """What is learned: the weights of `targets = features @ weights + noise`.
+    """The problem: the weights of `targets = features @ weights + noise`.
 
     All nodes make the same samples from the seed, so none are sent.
 
@@ -60,7 +60,7 @@ class Regression:
 
 @dataclass(frozen=True)
 class Served:
-    """What a server has learned, and what it was asked for.
+    """The result and the load of a server.
 
     Attributes:
         weights: Shape (dimension,).

@@ -19,7 +19,7 @@ def main() -> int:
         "--sample",
         type=int,
         default=3,
-        help="of how many others each peer observes the steps (PSP), default 3; 0: nobody waits",
+        help="of how many others each peer observes the steps (PSP), default 3; 0: no peer waits",
     )
     parser.add_argument("--staleness", type=int, default=0, help="in steps, default 0")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent by columns, on peers: nobody has the whole model, or all data.
+"""Stochastic gradient descent by columns, on peers: none has the whole model, or all data.
 
 The example of the peer-to-peer engine in "OCaml Scientific Computing". The model is a matrix, each
 column of which is on some of the peers. In each step a peer takes a random column, and improves it
@@ -28,7 +28,7 @@ def solution() -> npt.NDArray[np.float64]:
 
 
 class ColumnSgd(engines.PeerToPeer):
-    """What each peer does."""
+    """The code of each peer."""
 
     def __init__(self, steps: int, barrier: engines.Barrier, slow_s: float) -> None:
         """Says how long and in which order peers go on.

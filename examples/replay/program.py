@@ -31,7 +31,7 @@ TARGET_PERIOD = 200
 MIN_SIZE = 500
 #: How many samples the ratio may be ahead or behind.
 ERROR_BUFFER = 20.0 * BATCH_SIZE
-#: How soon a stop is noticed by those that wait for the rate limiter.
+#: Seconds in which nodes that wait for the rate limiter notice a stop.
 TIMEOUT_MS = 500
 #: Steps of an actor with the same weights.
 ACTOR_PERIOD = 50
@@ -50,7 +50,7 @@ class Result:
         inserts: Transitions that were inserted.
         samples: Transitions that were sampled.
         ratio: Samples per insert, after the first `MIN_SIZE` inserts.
-        asked_ratio: What the rate limiter was asked for.
+        asked_ratio: The requested ratio of the rate limiter.
     """
 
     mean_return: float
@@ -162,7 +162,7 @@ class Learner:
         return dict(self._network.params)
 
     def result(self, mean_return: float) -> Result:
-        """Returns what was done so far."""
+        """Returns the progress so far."""
         limiter = self._replay.server_info()[TABLE].rate_limiter_info
         inserts, samples = limiter.insert_stats.completed, limiter.sample_stats.completed
         ratio = samples / max(1, inserts - MIN_SIZE)
@@ -202,7 +202,7 @@ class Learner:
 
 
 class Actor:
-    """Plays, at random at first, and inserts what happens."""
+    """Plays, at random at first, and inserts its experience."""
 
     def __init__(self, replay: "reverb.Client", learner: Learner, seed: int) -> None:
         self._replay = replay

@@ -1,6 +1,5 @@
-"""A host and the one process on it that supervises workers: the host agent.
+"""The host agent: the one process on a host that supervises workers.
 
-`agent` and `worker` run there, `remote` is the launcher's side, `link` is what
-passes between them. How an agent is reached (a pipe, ssh, srun) is up to the
-launcher.
+`agent` and `worker` run on the host. `link` has the messages between them and the launcher, whose side is
+`launchers.supervision.remote`. The launcher decides how it reaches an agent (a pipe, ssh, srun).
 """

@@ -3,22 +3,19 @@
 A single thread with an event loop. Commands come in as frames on one
 descriptor, events go out on another:
 
-    in    survey, probe, relay, reserve, start, stop, let_go, end_calls, ended, lost, moved, dump,
-          look, terminate, kill, ping, quit, and of relayed connections relay_*
-    out   surveyed, probed, relaying, reserved or taken, started or refused, output, stacks, exited,
-          terminated, departing, alive, abandoned, relay_*, and what workers say: constructed, leaving,
-          cut_short, looked, failing, failed, stop, stop_received, preempted, healthy, heartbeat
+    in    survey, probe, relay, reserve, load_search, start, ping, quit, of relayed connections
+          relay_*, and actions on nodes, of `launchpad_lite.life.events`
+    out   surveyed, probed, relaying, reserved or unable, started or refused, output, stacks, exited,
+          terminated, departing, alive, abandoned, relay_*, and events from workers, of the same module
 
-It imports what workers share and forks them from itself, so a worker costs
-milliseconds. When its input ends (the launcher is gone, however), or is silent
-for too long (the link is cut), it ends all workers and itself. It ends nothing
-that it did not start.
+The agent imports what workers share and forks them from itself, so a worker costs milliseconds. When its
+input ends (the launcher is gone), or is silent for too long (the link is cut), the agent ends all workers
+and itself. It ends no process that it did not start.
 """
 
 import atexit
 import collections
 import contextlib
-import errno
 import gc
 import math
 import os
@@ -29,25 +26,25 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-# Imported here so that every forked worker has it.
-import courier._engine.lane  # noqa: F401
-from launchers._ports import PortReservations, PortTakenError
+# Imported here so that every forked worker has them.
+from courier import Client, Server  # noqa: F401
 from launchers.host.grant import Grant
 from launchers.host.link import (
     MARKER,
     OVERSLEPT_S,
     SIGNS_PER_SILENCE,
-    Frame,
     FrameDecoder,
-    Outbox,
+    LinkFrame,
+    SendBuffer,
     write_all,
 )
 from launchers.host.memory import count_memory_kills
+from launchers.host.ports import PortReservations
 from launchers.host.relay import RELAYED, Relay
 from launchers.host.stacks import (
     STACKS_SIGNAL,
@@ -61,45 +58,57 @@ from launchers.host.sweep import (
     MARK,
     adopt_orphans,
     end_children,
-    fork_under_warden,
+    fork_under_reaper,
     is_exiting,
 )
 from launchers.host.usage import UsageMeter
 from launchers.host.worker import leave, prepare_output, run_worker
-from launchpad_lite._address import Address
-from launchpad_lite._log_file import LogFile
-from launchpad_lite._private_files import make_folder
-from launchpad_lite._result import advice_on
+from launchpad_lite.life.events import (
+    DumpStacks,
+    Kill,
+    NodeAction,
+    RequestStop,
+    ServersLost,
+    ServersMoved,
+    Terminate,
+    from_fields,
+    to_fields,
+)
+from launchpad_lite.life.result import advice_on
+from launchpad_lite.parts.log_file import LogFile
+from launchpad_lite.parts.private_files import make_folder
+from launchpad_lite.worker.address import Address
 
 if TYPE_CHECKING:
-    from launchers.host.probe import Doorbell
+    from launchers.host.probe import ProbeServer
 
-#: When the launcher is gone: seconds workers have between the request and the end by force.
+#: Seconds from the request to end until SIGKILL, for workers whose launcher is gone.
 _ORPHAN_NOTICE_S = 1.0
-#: Output that waits for a slow launcher; beyond it, only the log files get more.
+#: Most bytes of output that wait for a slow launcher; beyond that, only the log files get more.
 _MAX_WAITING_BYTES = 16 << 20
-#: How many pieces of it the end of a node waits for that was asked to end.
+#: How many waiting pieces of output are still sent of a node that was asked to end.
 _LAST_PIECES = 8
-#: Seconds in which what is left of it is taken, at the end, by the reader of a pod's log.
+#: Seconds that the reader of a pod's log has, at the end, to take the rest of the output.
 _LOG_S = 2.0
 _READ_BYTES = 1 << 16
-#: Seconds that what a worker started has to end by itself when the worker has, and as many again
-#: between SIGTERM and SIGKILL: a tracker of shared memory, which ignores SIGTERM, gives the memory
-#: back when all others have gone.
+#: Seconds that the children of a worker have to end by themselves once it has ended, and then between
+#: SIGTERM and SIGKILL. A tracker of shared memory ignores SIGTERM; it frees memory once others are gone.
 _CHILDREN_S = 0.25
-#: Seconds after which a worker that is being ended is asked once more where it is, by a signal: longer
-#: than one takes to answer that runs Python code, and shorter than the time until SIGKILL.
+#: Seconds after which a signal asks a worker that is being ended for its stacks once more. A worker that
+#: runs Python code answers sooner, and SIGKILL comes later.
 _ANSWER_S = 0.3
-#: How much of the output is shown of a worker that died without a report.
+#: How much output a failure shows of a worker that died without a report.
 _LAST_OUTPUT_BYTES = 8192
 _LAST_OUTPUT_LINES = 50
-#: What may still be on its way from a dead worker: more than any pipe or socket holds.
+#: Most reads of what a dead worker has left: together more than any pipe or socket holds.
 _MAX_LAST_READS = 64
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass
-class _Worker:
+class _WorkerProcess:
+    """A worker. It may leave an incomplete checkpoint in the folder `checkpoints`."""
+
     name: str
     attempt: int
     pid: int
@@ -108,27 +117,26 @@ class _Worker:
     #: None where the launcher keeps its output.
     log: LogFile | None
     stacks_fd: int
-    #: Where it may leave half a checkpoint.
     checkpoints: Path | None
-    #: What is still to be sent to it: a worker that is stopped, or stuck, reads nothing.
-    outbox: Outbox
+    #: Frames that wait to be sent, because a worker that is stopped or stuck reads nothing.
+    outbox: SendBuffer
     decoder: FrameDecoder = field(default_factory=FrameDecoder)
     skipped_bytes: int = 0
     last_output: bytes = b""
-    #: As of `subprocess`; None while it lives.
+    #: Exit code as of `subprocess`; None while it lives.
     status: int | None = None
     peak_mib: float = 0.0
     out_of_memory: bool = False
     #: Whether it was asked to end while it lived.
     asked: bool = False
-    #: Whether it was asked where its threads are; it may be stuck where it cannot answer.
+    #: Whether it was asked for its stacks; it may be stuck in code that cannot answer.
     owes_stacks: bool = False
-    #: When it is asked for that by a signal.
+    #: When a signal asks it for its stacks.
     signal_at: float = math.inf
     died_at: float = math.inf
-    #: When what it started is ended, or ended by force, once it has ended itself.
-    bury_at: float = math.inf
-    #: Whether what it started got SIGTERM.
+    #: When its children get SIGTERM, or SIGKILL, once it has ended.
+    remove_at: float = math.inf
+    #: Whether its children got SIGTERM.
     children_asked: bool = False
 
     def close(self) -> None:
@@ -140,10 +148,10 @@ class _Worker:
 
 
 class _PodLog:
-    """Output of nodes on its way to that of their pod, which must not hold up anybody.
+    """Forwards the output of nodes to the output of their pod, without blocking the agent.
 
-    Its descriptor blocks: it is not the agent's alone. But what can be written to at all takes as
-    much as a pipe takes in one piece.
+    Other processes share the descriptor, so it stays in blocking mode. But a descriptor that is ready takes
+    at least as many bytes as a pipe takes in one piece.
     """
 
     def __init__(self, fd: int) -> None:
@@ -183,7 +191,7 @@ class _PodLog:
             self._buffer.clear()
 
     def finish(self, give_up_at: float) -> None:
-        """Writes what is left, as far as it is taken by then."""
+        """Writes what is left, until a monotonic time."""
         self._note_skipped()
         while self._buffer and (left_s := give_up_at - time.monotonic()) > 0:
             self._room.poll(1000 * left_s)
@@ -201,20 +209,23 @@ class Agent:
         silence_s: float = math.inf,
         *,
         in_pod: bool = False,
+        shared_fds: Collection[int] = (),
     ) -> None:
-        """Takes its place.
+        """Prepares the event loop.
 
         Args:
             input_fd: Where commands come from.
             output_fd: Where events go.
             launcher: The launcher's process, if it is on this machine.
-            silence_s: Seconds after which a launcher that says nothing is taken for gone.
-            in_pod: Whether it is for the nodes of one pod: they and the pod end together, and what
-                they print is the pod's output, too.
+            silence_s: Seconds of silence after which the launcher counts as gone.
+            in_pod: Whether it is for the nodes of one pod: they and the pod end together, and the pod's
+                output has what they print, too.
+            shared_fds: Descriptors that were open before it began. Start-up code of the interpreter opened
+                them, and workers use them, too.
         """
         self._in_pod = in_pod
         self._pod_log = _PodLog(2) if in_pod else None
-        #: How its process ends; unless it is asked to quit, it may be started again.
+        #: Exit code of its process. Unless it was asked to quit, it may be started again.
         self.exit_code = 0
         if in_pod:
             from launchers.host.pod import MAY_COME_BACK
@@ -223,61 +234,66 @@ class Agent:
         self._pid = os.getpid()
         self._silence_s = silence_s
         self._last_read_at = self._sent_at = time.monotonic()
-        self._doorbell: Doorbell | None = None
+        self._probe_server: ProbeServer | None = None
         self._usage = UsageMeter()
         self._relay: Relay | None = None
         self._input_fd = input_fd
         self._commands = FrameDecoder()
-        self._out = Outbox(output_fd)
-        #: Output of each node that waits, and what the node may be said to have done only after it.
-        self._waiting: dict[str, collections.deque[Frame]] = {}
+        self._out = SendBuffer(output_fd)
+        #: Output of each node that waits to be sent, and reports on the node that must come after it.
+        self._waiting: dict[str, collections.deque[LinkFrame]] = {}
         self._waiting_bytes = 0
-        #: How much must have been written before more output is put into the outbox.
+        #: How many bytes must have been sent before more output is put into the outbox.
         self._output_until = 0
         self._selector = selectors.DefaultSelector()
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, _WorkerProcess] = {}
         self._ports = PortReservations()
-        #: Addresses of servers that have ended, by the nodes that call them.
-        self._ended: dict[str, list[str]] = {}
         self._quitting = False
         #: Whether its pod was asked to end: nodes get their notice, and none is started any more.
         self._departing = False
         self._terminated_by = 0
         self._memory_kills = count_memory_kills()
-        self._launcher_fd = None if launcher is None else self._watch_launcher(launcher)
+        #: Workers whose processes were not waited for.
+        self._by_pid: dict[int, _WorkerProcess] = {}
+        #: Descriptors that workers keep, and the highest number of all others.
+        self._shared_fds = shared_fds
+        self._highest_fd = 0
+        #: When a worker must be checked again.
+        self._due_at = math.inf
+        if launcher is not None:
+            self._watch_launcher(launcher)
         self._wake_read, self._wake_write = os.pipe()
+        self._highest_fd = max(open_descriptors())
         for fd in (input_fd, output_fd, self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
         self._selector.register(input_fd, selectors.EVENT_READ, self._on_input)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._on_wake)
-        signal.signal(signal.SIGCHLD, _do_nothing)
-        # Asked to end from outside (a terminal, a batch system): the launcher decides.
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop; an ignored signal does not
+        # SIGTERM from outside (a terminal, a batch system): the launcher decides what to do.
         signal.signal(signal.SIGTERM, self._on_terminate)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        # Inherited by a worker until it can do better: it must not die of it.
+        # A worker inherits this until it has a handler: the signal must not end it.
         signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
-    def _watch_launcher(self, pid: int) -> int | None:
-        """Notices the launcher's end even if a child of its still holds the input open."""
+    def _watch_launcher(self, pid: int) -> None:
+        """Notices the launcher's end even if a child of the launcher still holds the input open."""
         if not hasattr(os, "pidfd_open"):
-            return None
+            return
         try:
             fd = os.pidfd_open(pid)
         except ProcessLookupError:
             self._quitting = True
-            return None
         except OSError:  # an old kernel, or a sandbox
-            return None
-        self._selector.register(fd, selectors.EVENT_READ, self._on_launcher_end)
-        return fd
+            pass
+        else:
+            self._selector.register(fd, selectors.EVENT_READ, lambda: self._on_launcher_end(fd))
 
-    def _on_launcher_end(self) -> None:
+    def _on_launcher_end(self, fd: int) -> None:
         self._quitting = True
-        assert self._launcher_fd is not None
-        self._unwatch(self._launcher_fd)
+        self._unwatch(fd)
 
     def run(self) -> None:
         """Works until it is asked to quit, or its launcher is gone."""
@@ -289,17 +305,17 @@ class Agent:
                 wait_s = min(left_s, self._silence_s / SIGNS_PER_SILENCE)
                 self._step(wait_s)
                 if (late_s := time.monotonic() - began - wait_s) > OVERSLEPT_S:
-                    # Those between, who slept as well, may not have passed on yet what was said.
+                    # Processes on the way (ssh) slept as well, and may not have passed on messages yet.
                     self._last_read_at = min(self._last_read_at + late_s, time.monotonic())
-                # Only now: what was sent while this machine slept has been read.
+                # Checked last, because messages that came while this machine slept have now been read.
                 if time.monotonic() - self._last_read_at >= self._silence_s:
                     self._abandon(f"it got no message from here for {self._silence_s:g} s")
         finally:
             self._end_all()
             end_children(os.getpid())
             self._ports.close()
-            if self._doorbell is not None:
-                self._doorbell.close()
+            if self._probe_server is not None:
+                self._probe_server.close()
             if self._relay is not None:
                 self._relay.close()
             self._out.flush()
@@ -308,19 +324,20 @@ class Agent:
 
     def _step(self, timeout_s: float) -> None:
         self._watch_for_room()
-        workers = self._workers.values()
-        due = min((min(each.bury_at, each.signal_at) for each in workers), default=math.inf)
-        timeout_s = min(timeout_s, max(0.0, due - time.monotonic()))
+        timeout_s = min(timeout_s, max(0.0, self._due_at - time.monotonic()))
         for key, _ in self._selector.select(None if math.isinf(timeout_s) else timeout_s):
-            # What came before it in this round may have closed it.
+            # An earlier callback of this round may have closed this descriptor.
             if self._selector.get_map().get(key.fd) == key:
                 key.data()
-        if due <= time.monotonic():
-            self._signal_the_mute()
-            self._bury_the_dead()
+        if self._due_at <= time.monotonic():
+            self._signal_silent()
+            self._remove_ended()
+            workers = self._workers.values()
+            due = (min(each.remove_at, each.signal_at) for each in workers)
+            self._due_at = min(due, default=math.inf)
 
     def _watch_for_room(self) -> None:
-        """Wakes up when the launcher, or the pod's log, takes more, if there is more."""
+        """Watches the launcher's link and the pod's log for room, while data waits for them."""
         self._pass_output()
         for box in (self._out, self._pod_log):
             if box is None:
@@ -345,207 +362,185 @@ class Agent:
         for frame in self._commands.feed(data):
             self._obey(frame)
         if self._last_read_at - self._sent_at >= self._silence_s / SIGNS_PER_SILENCE:
-            # A ping may wait behind much that is on its way here.
+            # The launcher's ping may wait behind much other data.
             self._tell_alive()
 
     def _abandon(self, why: str) -> None:
-        """Ends all without having been asked to."""
-        # If the launcher gets to know it, it must not take the ends of workers for good ones.
-        self._out.put(Frame("abandoned", {"text": why}))
+        """Ends all workers and itself, although the launcher did not ask for it."""
+        # If this reaches the launcher, it must not count the ends of workers as successful.
+        self._out.put(LinkFrame("abandoned", {"text": why}))
         self._quitting = True
 
-    def _obey(self, frame: Frame) -> None:
-        commands: dict[str, Callable[[Frame], None]] = {
+    def _obey(self, frame: LinkFrame) -> None:
+        questions: dict[str, Callable[[LinkFrame], LinkFrame]] = {
             "survey": self._survey,
             "probe": self._probe,
             "relay": self._listen_for,
-            **dict.fromkeys(RELAYED, self._on_relayed),
-            "ping": self._ping,
-            "moved": self._note_moved,
-            "lost": self._note_lost,
             "reserve": self._reserve,
-            "start": self._start,
-            "stop": self._stop,
-            "let_go": self._pass_on,
-            "end_calls": self._pass_on,
-            "ended": self._note_ended,
-            "dump": self._dump,
-            "look": self._pass_on,
-            "terminate": self._terminate,
-            "kill": self._kill,
-            "quit": self._quit,
         }
-        commands[frame.op](frame)
+        match frame.op:
+            case op if op in questions:
+                try:
+                    answer = questions[op](frame)
+                except OSError as error:  # a port is taken, or no file can be opened any more
+                    answer = LinkFrame("unable", {"text": str(error)})
+                self._out.put(answer)
+            case op if op in RELAYED:
+                self._relays().handle(frame)
+            case "ping":
+                self._tell_alive()
+            case "load_search":
+                _load_search()
+            case "start":
+                self._start(frame)
+            case "quit":
+                self.exit_code = frame.fields.get("code", 0)
+                self._quitting = True
+            case op:
+                self._perform(from_fields(op, frame.fields), frame)
 
-    def _survey(self, frame: Frame) -> None:
-        """Reports what this machine has, and where others may reach it."""
+    def _perform(self, action: NodeAction, frame: LinkFrame) -> None:
+        """Carries out an action on nodes; forwards the frame of an action that workers carry out."""
+        if isinstance(action, ServersLost | ServersMoved):
+            for each in self._workers.values():
+                self._tell(each, frame)
+            return
+        worker = self._workers.get(action.node)
+        if worker is None or worker.status is not None:
+            return
+        match action:
+            case RequestStop():
+                self._note_asked(worker)
+                self._tell(worker, frame)
+            case DumpStacks():
+                if not worker.owes_stacks:  # the first stacks are nearest to the cause
+                    self._tell(worker, frame)
+                worker.owes_stacks = True
+                # A stopped process reads nothing, so SIGCONT makes it continue.
+                _signal(worker.pid, signal.SIGCONT)
+            case Terminate():
+                self._note_asked(worker)
+                if worker.owes_stacks:
+                    worker.signal_at = self._due(_ANSWER_S)
+                # The worker sends its group SIGTERM itself: it would handle one from here as a notice.
+                self._tell(worker, frame)
+            case Kill():
+                self._note_asked(worker)
+                if worker.status is None:
+                    # Its children are ended when it is removed.
+                    _signal(worker.pid, signal.SIGKILL)
+            case _:
+                self._tell(worker, frame)
+
+    def _survey(self, frame: LinkFrame) -> LinkFrame:
+        """Returns what this machine has, and where others may reach it."""
         from launchers.host.machine import Machine
-        from launchers.host.probe import Doorbell, candidate_addresses
+        from launchers.host.probe import ProbeServer, candidate_addresses
 
-        self._doorbell = Doorbell(frame["word"])
-        self._selector.register(self._doorbell, selectors.EVENT_READ, self._doorbell.answer)
+        self._probe_server = ProbeServer(frame["word"])
+        self._selector.register(self._probe_server, selectors.EVENT_READ, self._probe_server.answer)
         self._ports = PortReservations(frame["listen_host"])
         found = {
             "machine": Machine.here().encode(),
             "addresses": candidate_addresses(),
-            "port": self._doorbell.port,
+            "port": self._probe_server.port,
             "time_s": time.time(),
         }
-        self._out.put(Frame("surveyed", found))
+        return LinkFrame("surveyed", found)
 
-    def _probe(self, frame: Frame) -> None:
+    def _probe(self, frame: LinkFrame) -> LinkFrame:
         from launchers.host.probe import Target, reach
 
         targets = [
             Target(each["name"], tuple(each["addresses"]), each["port"], each["word"])
             for each in frame["targets"]
         ]
-        # The launcher waits for all, so there is nothing else to do.
-        reached = reach(targets, self._doorbell, frame["timeout_s"])
-        self._out.put(Frame("probed", {"reached": reached}))
-        # What was said meanwhile was not looked at yet.
+        # This may block: the launcher waits for all hosts, so there is nothing else to do.
+        reached = reach(targets, self._probe_server, frame["timeout_s"])
+        # Messages that came meanwhile are not read yet.
         self._last_read_at = time.monotonic()
+        return LinkFrame("probed", {"reached": reached})
 
-    def _listen_for(self, frame: Frame) -> None:
-        """Opens ports that stand for those of a host which this one does not reach."""
-        ports = self._relays().listen(frame["host"], frame["ports"])
-        self._out.put(Frame("relaying", {"ports": ports}))
-
-    def _on_relayed(self, frame: Frame) -> None:
-        self._relays().handle(frame)
+    def _listen_for(self, frame: LinkFrame) -> LinkFrame:
+        """Opens ports that stand for ports of a host which this host does not reach."""
+        endpoints = self._relays().listen(frame["host"], frame["ports"])
+        return LinkFrame("relaying", {"endpoints": endpoints})
 
     def _relays(self) -> Relay:
         if self._relay is None:
             self._relay = Relay(self._selector, self._out.put)
         return self._relay
 
-    def _ping(self, frame: Frame) -> None:  # noqa: ARG002 - all commands look alike
-        self._tell_alive()
-
     def _tell_alive(self) -> None:
         self._sent_at = time.monotonic()
         living = {
             worker.name: worker.pid for worker in self._workers.values() if worker.status is None
         }
-        self._out.put(Frame("alive", {"usage": self._usage.look(living)}))
+        self._out.put(LinkFrame("alive", {"usage": self._usage.look(living)}))
 
-    def _note_lost(self, frame: Frame) -> None:
-        for worker in self._workers.values():
-            self._tell(worker, "lost", keys=frame["keys"])
-
-    def _note_moved(self, frame: Frame) -> None:
-        for worker in self._workers.values():
-            self._tell(worker, "moved", endpoints=frame["endpoints"])
-
-    def _reserve(self, frame: Frame) -> None:
+    def _reserve(self, frame: LinkFrame) -> LinkFrame:
         addresses = []
         for key, port, is_foreign, node in frame["addresses"]:
             address = Address(port=port, is_foreign=is_foreign)
             address.key, address.node = key, node
             addresses.append(address)
-        try:
-            self._out.put(Frame("reserved", {"ports": self._ports.reserve_all(addresses)}))
-        except PortTakenError as error:
-            self._out.put(Frame("taken", {"text": str(error)}))
+        reserved = self._ports.reserve_all(addresses)
+        self._highest_fd = max(open_descriptors())
+        return LinkFrame("reserved", {"ports": reserved})
 
-    def _stop(self, frame: Frame) -> None:
-        if (worker := self._workers.get(frame["node"])) is not None:
-            self._note_asked(worker)
-            self._tell(worker, "stop", interrupts=frame["interrupts"])
-
-    def _note_asked(self, worker: _Worker) -> None:
-        """Takes note that a worker is asked to end, after all that it had done before."""
+    def _note_asked(self, worker: _WorkerProcess) -> None:
+        """Notes that a worker is asked to end, unless it has already ended or failed by itself."""
         self._on_control(worker)
         if worker.status is None:
             self._note_death(worker, *os.wait4(worker.pid, os.WNOHANG))
-        # Its connections are closed, and its callers know, before it can be waited for.
+        # A process that exits has closed its connections, and its callers know, before `wait` sees it.
         if worker.status is None and not is_exiting(worker.pid):
             worker.asked = True
 
-    def _tell(self, worker: _Worker, op: str, **fields: Any) -> None:
-        worker.outbox.put(Frame(op, fields))
+    def _tell(self, worker: _WorkerProcess, frame: LinkFrame) -> None:
+        worker.outbox.put(frame)
         self._watch_control(worker)
 
-    def _watch_control(self, worker: _Worker) -> None:
-        """Wakes up when a worker says something and, if there is something, when it takes more."""
+    def _watch_control(self, worker: _WorkerProcess) -> None:
+        """Watches a worker for messages and, while frames wait for it, for room."""
         key = self._selector.get_map().get(worker.outbox.fd)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if len(worker.outbox) else 0)
         if key is not None and key.events != events:
             self._selector.modify(key.fd, events, key.data)
 
-    def _pass_on(self, frame: Frame) -> None:
-        if (worker := self._workers.get(frame["node"])) is not None:
-            self._tell(worker, frame.op)
+    def _due(self, delay_s: float) -> float:
+        """Returns the time after a delay; this loop wakes up by then."""
+        at = time.monotonic() + delay_s
+        self._due_at = min(self._due_at, at)
+        return at
 
-    def _note_ended(self, frame: Frame) -> None:
-        for caller in frame["callers"]:
-            self._ended.setdefault(caller, []).extend(frame["keys"])
-            if (worker := self._workers.get(caller)) is not None:
-                self._tell(worker, "ended", keys=frame["keys"])
-
-    def _dump(self, frame: Frame) -> None:
-        worker = self._living(frame)
-        if worker is not None:
-            if not worker.owes_stacks:  # what was written first is nearest to the cause
-                self._tell(worker, "dump")
-            worker.owes_stacks = True
-            # A stopped process would receive nothing; it takes a signal before it continues.
-            _signal(worker.pid, signal.SIGCONT)
-
-    def _terminate(self, frame: Frame) -> None:
-        worker = self._living(frame)
-        if worker is not None:
-            self._note_asked(worker)
-            if worker.owes_stacks:
-                worker.signal_at = time.monotonic() + _ANSWER_S
-            # It sends its group SIGTERM itself: from here it would be taken for a notice.
-            self._tell(worker, "leave")
-
-    def _signal_the_mute(self) -> None:
+    def _signal_silent(self) -> None:
         for worker in self._workers.values():
             if worker.signal_at <= time.monotonic():
                 worker.signal_at = math.inf
                 if worker.status is None and not has_stacks(worker.stacks_fd):
                     _signal(worker.pid, STACKS_SIGNAL)
 
-    def _kill(self, frame: Frame) -> None:
-        worker = self._living(frame)
-        if worker is not None:
-            self._note_asked(worker)
-        if worker is not None and worker.status is None:
-            # What it started follows when it is buried.
-            _signal(worker.pid, signal.SIGKILL)
-
-    def _living(self, frame: Frame) -> _Worker | None:
-        worker = self._workers.get(frame["node"])
-        return worker if worker is not None and worker.status is None else None
-
-    def _quit(self, frame: Frame) -> None:
-        self.exit_code = frame.fields.get("code", 0)
-        self._quitting = True
-
     def _on_terminate(self, signum: int, stack: object) -> None:  # noqa: ARG002
-        # Anything may be under way, a write to the launcher for one: `_on_wake` continues with it.
+        # This may interrupt anything, such as a write to the launcher, so `_on_wake` does the rest.
         self._terminated_by = signum
 
     # Workers
 
-    def _start(self, frame: Frame) -> None:
+    def _start(self, frame: LinkFrame) -> None:
         if self._departing:
-            return  # it starts elsewhere, as soon as this end of the link is gone
+            return  # the node starts elsewhere, as soon as this end of the link is closed
         self._ports.lend(frame["node"])
         try:
             self._fork(frame)
         except OSError as error:  # no such folder, too many files, too many processes
             text = f"its process could not be started: {error}{advice_on(error)}"
             node, attempt = frame["node"], frame["attempt"]
-            self._out.put(Frame("refused", {"node": node, "attempt": attempt, "text": text}))
+            self._out.put(LinkFrame("refused", {"node": node, "attempt": attempt, "text": text}))
 
-    def _fork(self, frame: Frame) -> None:
+    def _fork(self, frame: LinkFrame) -> None:
         if frame["has_flags"]:
             import absl.flags  # noqa: F401 - once for all workers
-        if b"launchpad_lite.search." in frame.body:
-            import launchpad_lite.search  # noqa: F401 - as above
         with contextlib.ExitStack() as undo:
             log = None
             if frame["log"] is not None:
@@ -559,20 +554,22 @@ class Agent:
             output_read, output_write = os.pipe()
             undo.callback(os.close, output_read)
             undo.callback(os.close, output_write)
-            # Until the worker can take it as a notice.
+            newest = (stacks_fd, ours.fileno(), theirs.fileno(), output_read, output_write)
+            self._highest_fd = max(self._highest_fd, *newest)
+            # Blocked until the worker can handle SIGTERM as a notice.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             undo.callback(signal.pthread_sigmask, signal.SIG_UNBLOCK, {signal.SIGTERM})
             pid = os.fork()
             undo.pop_all()
         if pid == 0:
-            self._become_worker(frame, theirs, ours, output_write, log, stacks_fd)
+            self._become_worker(frame, theirs, output_write, stacks_fd)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         theirs.close()
         os.close(output_write)
         ours.setblocking(False)
         os.set_blocking(output_read, False)
         checkpoints = frame.fields.get("checkpoints")
-        worker = _Worker(
+        worker = _WorkerProcess(
             frame["node"],
             frame["attempt"],
             pid,
@@ -581,25 +578,27 @@ class Agent:
             log,
             stacks_fd,
             Path(checkpoints) if checkpoints else None,
-            Outbox(ours.fileno()),
+            SendBuffer(ours.fileno()),
         )
-        self._workers[worker.name] = worker
+        self._workers[worker.name] = self._by_pid[pid] = worker
         self._selector.register(
             ours.fileno(), selectors.EVENT_READ, lambda: self._on_control(worker)
         )
         self._selector.register(output_read, selectors.EVENT_READ, lambda: self._on_output(worker))
-        if keys := self._ended.get(worker.name):
-            self._tell(worker, "ended", keys=keys)
         self._say(worker, "started", {"pid": pid})
         if note := frame.fields.get("note"):
             self._keep_output(worker, note.encode(errors="backslashreplace"))
 
     def _say(
-        self, worker: _Worker, op: str, fields: Mapping[str, Any] | None = None, body: bytes = b""
+        self,
+        worker: _WorkerProcess,
+        op: str,
+        fields: Mapping[str, Any] | None = None,
+        body: bytes = b"",
     ) -> None:
-        """Passes on something about a worker."""
+        """Sends the launcher a frame about a worker."""
         about = {"node": worker.name, "attempt": worker.attempt}
-        frame = Frame(op, {**(fields or {}), **about}, body)
+        frame = LinkFrame(op, {**(fields or {}), **about}, body)
         if op == "output" or (op in ("stacks", "exited") and worker.name in self._waiting):
             self._waiting.setdefault(worker.name, collections.deque()).append(frame)
             self._waiting_bytes += len(body)
@@ -608,7 +607,7 @@ class Agent:
             self._out.put(frame)
 
     def _pass_output(self) -> None:
-        """Passes output on, of one node after the other: one piece at most stands before events."""
+        """Sends output of nodes in turn, so that at most one piece of output delays an event."""
         while self._waiting and self._out.written >= self._output_until:
             node = next(iter(self._waiting))
             frames = self._waiting.pop(node)
@@ -621,24 +620,18 @@ class Agent:
 
     def _become_worker(
         self,
-        frame: Frame,
+        frame: LinkFrame,
         control: socket.socket,
-        other: socket.socket,
         out: int,
-        log: LogFile | None,
         stacks_fd: int,
     ) -> NoReturn:
         code = 1
         try:
             os.setsid()
             _die_with_parent(self._pid)
-            self._forget_all()
-            other.close()
-            if log is not None:
-                log.close()
             os.dup2(out, 1)
             os.dup2(out, 2)
-            os.close(out)
+            self._forget_all(control.fileno(), stacks_fd)
             _reset_interpreter()
             grant = Grant.decode(frame["grant"])
             grant.apply()
@@ -653,41 +646,44 @@ class Agent:
         finally:
             leave(code)
 
-    def _forget_all(self) -> None:
-        """In a forked worker: closes what belongs to the agent and to other workers."""
-        signal.set_wakeup_fd(-1)
-        self._selector.close()
-        if self._launcher_fd is not None:
-            os.close(self._launcher_fd)
-        for fd in (self._input_fd, self._out.fd, self._wake_read, self._wake_write):
-            os.close(fd)
-        for worker in self._workers.values():
-            worker.close()
-        self._ports.close()
-        if self._doorbell is not None:
-            self._doorbell.close()
-        if self._relay is not None:
-            self._relay.close()
+    def _forget_all(self, *kept: int) -> None:
+        """Closes, in a forked worker, what belongs to the agent and to other workers.
 
-    def _on_control(self, worker: _Worker) -> bool:
-        """Takes in what the worker says; returns whether there may be more."""
+        It closes descriptors by number. To close each object would copy the memory of all objects, and
+        would take longer for each further worker.
+        """
+        signal.set_wakeup_fd(-1)
+        if self._probe_server is not None:
+            self._probe_server.close()
+        if self._relay is not None:
+            self._selector.close()
+            self._relay.close()
+        lowest = 3  # not 0, because `closerange(0, 0)` closes all
+        for fd in sorted({*self._shared_fds, *kept} - {0, 1, 2}):
+            os.closerange(lowest, fd)
+            lowest = fd + 1
+        os.closerange(lowest, self._highest_fd + 1)
+
+    def _on_control(self, worker: _WorkerProcess) -> bool:
+        """Handles messages of the worker; returns whether there may be more."""
         worker.outbox.flush()
         self._watch_control(worker)
         data = self._take(worker.control.fileno())
         for frame in worker.decoder.feed(data):
-            more = {"unasked": not worker.asked} if frame.op in ("failed", "leaving") else {}
-            self._say(worker, frame.op, {**frame.fields, **more}, frame.body)
+            if "unasked" in frame.fields:  # the worker itself does not know
+                frame.fields["unasked"] = not worker.asked
+            self._out.put(frame)
         return bool(data)
 
-    def _on_output(self, worker: _Worker) -> bool:
-        """Takes in what the worker prints; returns whether there may be more."""
+    def _on_output(self, worker: _WorkerProcess) -> bool:
+        """Handles output of the worker; returns whether there may be more."""
         data = self._take(worker.output_fd)
         if data:
             self._keep_output(worker, data)
         return bool(data)
 
     def _take(self, fd: int) -> bytes:
-        """Reads what is there, and watches the descriptor no longer if it is at its end."""
+        """Reads what is there; stops watching a descriptor that is at its end."""
         data = _read(fd)
         if data == b"":
             self._unwatch(fd)
@@ -697,7 +693,7 @@ class Agent:
         if fd in self._selector.get_map():
             self._selector.unregister(fd)
 
-    def _keep_output(self, worker: _Worker, data: bytes) -> None:
+    def _keep_output(self, worker: _WorkerProcess, data: bytes) -> None:
         if worker.log is not None:
             with contextlib.suppress(OSError):  # a full disk must not end the program
                 worker.log.write(data)
@@ -710,7 +706,7 @@ class Agent:
         self._tell_skipped(worker)
         self._say(worker, "output", body=data)
 
-    def _tell_skipped(self, worker: _Worker) -> None:
+    def _tell_skipped(self, worker: _WorkerProcess) -> None:
         if worker.skipped_bytes:
             lot = "are only in the log file" if worker.log is not None else "were lost"
             note = f"\n[{worker.skipped_bytes} bytes {lot}: they came too fast to be passed on]\n"
@@ -722,14 +718,14 @@ class Agent:
         if self._terminated_by and self._in_pod:
             self._depart()
         elif self._terminated_by:
-            self._out.put(Frame("terminated", {"signum": self._terminated_by}))
+            self._out.put(LinkFrame("terminated", {"signum": self._terminated_by}))
         self._terminated_by = 0
         self._reap()
 
     def _depart(self) -> None:
-        """Passes a notice on: the pod goes with its nodes."""
+        """Passes the notice of the pod on to its nodes, which end with it."""
         self._departing = True
-        self._out.put(Frame("departing"))
+        self._out.put(LinkFrame("departing"))
         for worker in self._workers.values():
             self._note_asked(worker)
             if worker.status is None:
@@ -741,48 +737,48 @@ class Agent:
             self._abandon("its pod was told to end")
 
     def _reap(self) -> None:
-        by_pid = {worker.pid: worker for worker in self._workers.values() if worker.status is None}
         with contextlib.suppress(ChildProcessError):
-            # Orphans of workers, too: they become ours.
+            # This includes orphans of workers, which the agent adopts.
             while (ended := os.wait4(-1, os.WNOHANG))[0]:
-                if (worker := by_pid.get(ended[0])) is not None:
+                if (worker := self._by_pid.get(ended[0])) is not None:
                     self._note_death(worker, *ended)
-        self._bury_the_dead()
+        self._remove_ended()
 
     def _note_death(
-        self, worker: _Worker, pid: int, status: int, usage: resource.struct_rusage
+        self, worker: _WorkerProcess, pid: int, status: int, usage: resource.struct_rusage
     ) -> None:
-        """Takes in what `os.wait4` says of a worker."""
+        """Notes the result of `os.wait4` for a worker."""
         if pid:
             worker.status = os.waitstatus_to_exitcode(status)
             worker.peak_mib = usage.ru_maxrss / 1024
             worker.out_of_memory = self._was_memory_kill(worker.status)
             worker.died_at = time.monotonic()
-            worker.bury_at = worker.died_at + _CHILDREN_S
+            worker.remove_at = self._due(_CHILDREN_S)
+            del self._by_pid[pid]
 
     def _was_memory_kill(self, status: int) -> bool:
-        """Returns whether the kernel ended a worker, once for each that it did."""
+        """Returns whether the kernel ended a worker for lack of memory; counts each such end once."""
         if status != -signal.SIGKILL or count_memory_kills() <= self._memory_kills:
             return False
         self._memory_kills += 1
         return True
 
-    def _bury_the_dead(self) -> None:
+    def _remove_ended(self) -> None:
         now = time.monotonic()
         for worker in list(self._workers.values()):
             if worker.status is None:
                 continue
-            if _is_empty(worker.pid) or (worker.children_asked and now >= worker.bury_at):
-                self._bury(worker)
-            elif now >= worker.bury_at:
+            if _is_empty(worker.pid) or (worker.children_asked and now >= worker.remove_at):
+                self._remove(worker)
+            elif now >= worker.remove_at:
                 worker.children_asked = True
-                worker.bury_at = now + _CHILDREN_S
+                worker.remove_at = self._due(_CHILDREN_S)
                 _signal_group(worker.pid, signal.SIGTERM)
         self._leave_if_departed()
 
-    def _bury(self, worker: _Worker) -> None:
+    def _remove(self, worker: _WorkerProcess) -> None:
         if not _is_empty(worker.pid):
-            # As long as anybody is in it, the group's number cannot be anybody else's.
+            # While the group has a member, the system cannot reuse its number.
             _signal_group(worker.pid, signal.SIGKILL)
         self._drain(worker)
         waiting = self._waiting.get(worker.name, collections.deque())
@@ -792,7 +788,7 @@ class Agent:
         self._tell_skipped(worker)
         del self._workers[worker.name]
         if worker.checkpoints is not None:
-            from launchpad_lite._checkpoints import CheckpointStore
+            from launchpad_lite.worker.checkpoints import CheckpointStore
 
             CheckpointStore(worker.checkpoints, 1).discard_incomplete()
         if stacks := read_stacks(worker.stacks_fd):
@@ -808,9 +804,9 @@ class Agent:
         self._say(worker, "exited", how, b"".join(lines) if worker.status else b"")
         worker.close()
 
-    def _drain(self, worker: _Worker) -> None:
-        """Takes in what a dead worker still had to say, and no more than that."""
-        # A child that left the group may go on printing for ever.
+    def _drain(self, worker: _WorkerProcess) -> None:
+        """Reads what a dead worker has left, and no more than that."""
+        # A child that left the group may print forever.
         for _ in range(_MAX_LAST_READS):
             if not self._on_output(worker):
                 break
@@ -821,7 +817,8 @@ class Agent:
 
     def _end_all(self) -> None:
         for worker in self._workers.values():
-            self._tell(worker, "stop", interrupts=True)
+            stop = RequestStop(worker.name, interrupts=True)
+            self._tell(worker, LinkFrame(*to_fields(stop)))
         self._await_workers(_ORPHAN_NOTICE_S)
         for worker in self._workers.values():
             if worker.status is None:
@@ -834,8 +831,13 @@ class Agent:
             self._step(left)
 
 
-def _do_nothing(signum: int, stack: object) -> None:
-    """Makes SIGCHLD wake the event loop: an ignored signal does not."""
+def _load_search() -> None:
+    """Imports, while the launcher prepares the nodes, what workers of a search need."""
+    with contextlib.suppress(Exception):  # a worker that cannot import it says so
+        import asyncio  # noqa: F401 - once for all workers
+
+        import launchpad_lite.search.name_server
+        import launchpad_lite.search.worker  # noqa: F401
 
 
 def _read(fd: int) -> bytes | None:
@@ -848,45 +850,59 @@ def _read(fd: int) -> bytes | None:
         return b""
 
 
+def open_descriptors() -> set[int]:
+    """Returns the numbers of this process's descriptors."""
+    try:
+        found = [int(each.name) for each in Path("/dev/fd").iterdir()]
+    except OSError:  # a bare /dev
+        found = [*range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])]
+    return set(filter(_is_open, found))  # without the descriptor of the listing, which is closed
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
 def _is_empty(pgid: int) -> bool:
     """Returns whether a process group has no members any more."""
     try:
         os.killpg(pgid, 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # some systems say so of zombies
+    except PermissionError:  # some systems report this for zombies
         pass
     return False
 
 
 def _signal(pid: int, signum: int) -> None:
-    """Signals a worker that was not waited for, so that its number is its own."""
+    """Signals a worker that was not waited for, so that the system cannot have reused its number."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signum)
 
 
 def _signal_group(pgid: int, signum: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        try:
-            os.killpg(pgid, signum)
-        except PermissionError as error:
-            if error.errno != errno.EPERM:  # zombies only, as some systems say it
-                raise
+    # Some systems report PermissionError for a group that has only zombies.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pgid, signum)
 
 
 def _die_with_parent(parent: int) -> None:
-    """Second belt, for workers that cannot run Python code: the kernel ends them."""
+    """Makes the kernel end this worker with the agent, even if it cannot run Python code."""
     if sys.platform != "linux":
         return
     LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the belt was on
+    if os.getppid() != parent:  # the agent ended before the call
         os._exit(1)
 
 
 def _reset_interpreter() -> None:
-    """In a forked worker: what a fresh interpreter would have."""
-    # SIGHUP stays ignored: the end of a terminal is for the launcher. Sent to all, it would end the
-    # trackers of shared memory, which ignore other signals, before those whose memory they return.
+    """Gives a forked worker the state of a fresh interpreter."""
+    # SIGHUP stays ignored, because the launcher handles the end of a terminal. A SIGHUP to all would end
+    # trackers of shared memory, which ignore other signals, before the processes whose memory they free.
     for signum in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -897,7 +913,7 @@ def _reset_interpreter() -> None:
 
 
 def _allow_many_files() -> None:
-    """Each worker holds some files of ours open; the soft limit is for programs that use select."""
+    """Raises the soft limit on open files, as each worker needs some. It exists for programs that use select."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -907,21 +923,22 @@ def _allow_many_files() -> None:
 
 
 def main(launcher: int | None, silence_s: float = math.inf, *, in_pod: bool = False) -> None:
-    """The agent's process: its link is where standard input and output were.
+    """Runs the agent's process, whose link is at standard input and output.
 
     Args:
-        launcher: Process without which there is nothing to do, if it is on this machine.
-        silence_s: Seconds after which a launcher that says nothing is taken for gone.
+        launcher: The launcher's process, if it is on this machine; the agent ends with it.
+        silence_s: Seconds of silence after which the launcher counts as gone.
         in_pod: Whether it is for the nodes of one pod, and ends with it.
     """
-    fork_under_warden(os.environ[MARK])
+    shared_fds = open_descriptors()
+    fork_under_reaper(os.environ[MARK])
     input_fd, output_fd = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.close(null)
-    # What anybody prints here by mistake must not get into the link.
+    # Text that is printed here by mistake must not get into the link.
     os.dup2(2, 1)
-    # Each forked worker would print what a sitecustomize.py has printed.
+    # Otherwise each forked worker would print again what a sitecustomize.py has printed.
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
         sys.stdout.flush()
     if launcher is not None:
@@ -931,6 +948,6 @@ def main(launcher: int | None, silence_s: float = math.inf, *, in_pod: bool = Fa
     # Workers share these pages with the agent; a collection would copy them.
     gc.freeze()
     gc.enable()
-    agent = Agent(input_fd, output_fd, launcher, silence_s, in_pod=in_pod)
+    agent = Agent(input_fd, output_fd, launcher, silence_s, in_pod=in_pod, shared_fds=shared_fds)
     agent.run()
     leave(agent.exit_code)

@@ -1,13 +1,12 @@
-"""The first that runs on a host: says what is there, takes what is missing, becomes the agent.
+"""The first program on a host: reports what is there, gets what is missing, becomes the agent.
 
-It is sent as text to an interpreter that has none of our packages, and of unknown
-version yet. So it imports the standard library only, and can be read by Python 3.6.
+The launcher sends it as text to an interpreter of unknown version that has none of our packages. So it
+imports only the standard library, and Python 3.6 can parse it.
 
     in    hello, ship
     out   facts, note, ready or failed
 
-Frames look as in `launchers.host.link`. Once it is ready, the agent continues at the same
-descriptors.
+Frames have the format of `launchers.host.link`. After `ready`, the agent continues at the same descriptors.
 """
 
 import contextlib
@@ -21,7 +20,6 @@ import platform
 import select
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -31,26 +29,26 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-#: Before it, shells may print what they like.
+#: Comes before the first frame, because shells may print any text first.
 MARKER = b"\0launchpad-lite agent\0"
 _HEADER = struct.Struct("!IQ")
 #: Seconds after which unused trees are removed.
 _KEEP_S = 30 * 24 * 3600
-#: The text of this module, put in by the sender: it is no file on the host.
+#: The text of this module. The sender sets it, because the module is no file on the host.
 SOURCE = ""
-#: How much is shown of an installation that failed.
+#: How many lines are shown of an installation that failed.
 _LAST_LINES = 20
-#: Seconds in which the first word of the launcher comes.
+#: Seconds to wait for the first message of the launcher.
 _HELLO_S = 60.0
-#: Turns in which a silent launcher is listened to.
+#: How many waits in turn make up the silence after which the launcher counts as gone.
 _TURNS = 8
-#: How often an installation is looked at.
+#: Seconds between two checks of an installation.
 _LOOK_S = 0.1
 
 
 def main(hello: "dict[str, Any] | None" = None) -> None:
-    """Speaks with the launcher, then becomes the agent."""
-    link = _Link()
+    """Exchanges messages with the launcher, then becomes the agent."""
+    link = _LauncherLink()
     is_first = hello is None
     if hello is None:
         os.write(link.output, MARKER)
@@ -59,7 +57,7 @@ def main(hello: "dict[str, Any] | None" = None) -> None:
     try:
         if is_first and hello["requirements"] is not None:
             _go_on_in_environment(link, hello)
-        cache = _Cache(hello["cache"])
+        cache = _CodeCache(hello["cache"])
         missing = [key for key in hello["trees"] if not cache.has_tree(key)]
         link.write("facts", missing=missing, **_facts(hello))
         shipped = link.read("ship")
@@ -83,24 +81,24 @@ def main(hello: "dict[str, Any] | None" = None) -> None:
 
 
 def is_spoken_to(silence_s: float, listen: "Callable[[float], object]") -> bool:
-    """Returns whether the launcher says something, before it is taken for gone.
+    """Returns whether the launcher sends something before it counts as gone.
 
     Args:
-        silence_s: Seconds after which it is.
-        listen: Waits so many seconds at most; returns something true if there is something to read.
+        silence_s: Seconds of silence after which it does.
+        listen: Waits so many seconds at most; returns a true value if there is something to read.
     """
-    # A sleep of the machine uses up one turn: in the others, those between, who slept as well, pass
-    # on what was said.
+    # A sleep of the machine uses up one wait. During the others, processes on the way (ssh), which slept as
+    # well, pass messages on.
     return any(listen(silence_s / _TURNS) for _ in range(_TURNS))
 
 
-class _Link:
-    """The launcher, at standard input and output, which nothing else writes to in the meantime."""
+class _LauncherLink:
+    """The link to the launcher at standard input and output, which nothing else uses meanwhile."""
 
     def __init__(self) -> None:
         self.output = os.dup(1)
         os.dup2(2, 1)
-        #: Seconds after which a launcher that says nothing is gone.
+        #: Seconds of silence after which the launcher counts as gone.
         self.silence_s = _HELLO_S
 
     def read(self, op: str) -> "dict[str, Any]":
@@ -116,15 +114,13 @@ class _Link:
         """Reads so many bytes and not one more: the agent reads the next."""
         data = bytearray()
         while len(data) < size:
-            # The launcher is gone, or the link is cut, of which sshd does not tell for hours.
-            piece = os.read(0, min(size - len(data), 1 << 20)) if self._is_spoken_to() else b""
+            # Silence: the launcher is gone, or the link is cut, which sshd may not notice for hours.
+            is_there = is_spoken_to(self.silence_s, lambda s: select.select([0], [], [], s)[0])
+            piece = os.read(0, min(size - len(data), 1 << 20)) if is_there else b""
             if not piece:
                 sys.exit(0)
             data += piece
         return bytes(data)
-
-    def _is_spoken_to(self) -> bool:
-        return is_spoken_to(self.silence_s, lambda wait_s: select.select([0], [], [], wait_s)[0])
 
     def write(self, op: str, **fields: Any) -> None:
         head = json.dumps(dict(fields, op=op)).encode()
@@ -138,8 +134,8 @@ class _Link:
 
 
 def _folder(hello: "dict[str, Any]") -> str:
-    """Returns where nodes begin."""
-    # Where all hosts see the same files, nodes find there what the script finds.
+    """Returns the working directory of nodes."""
+    # If all hosts share a file system, nodes find the files that the script finds.
     folder = str(hello["folder"])
     if os.path.isdir(folder) and (not hello["in_pod"] or _takes_files(folder)):
         return folder
@@ -147,7 +143,7 @@ def _folder(hello: "dict[str, Any]") -> str:
 
 
 def _takes_files(folder: str) -> bool:
-    # Permissions do not tell: most of a pod's files are read-only, whatever their owner.
+    # Only a try shows this: most of a pod's files are read-only, whatever their permissions.
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -161,7 +157,6 @@ def _facts(hello: "dict[str, Any]") -> "dict[str, Any]":
         "implementation": platform.python_implementation(),
         "executable": sys.executable,
         "platform": [sys.platform, platform.machine(), platform.libc_ver()[0]],
-        "host": socket.gethostname(),
         "packages": {name: _version_of(name) for name in hello["packages"]},
     }
 
@@ -185,24 +180,24 @@ def _explain(error: OSError, hello: "dict[str, Any]") -> str:
     return "%s: %s" % (where, error.strerror or error)
 
 
-class _Cache:
-    """Folder of this user with code that was sent before, each under its digest."""
+class _CodeCache:
+    """This user's folder of code that was sent before, each tree under its digest."""
 
     def __init__(self, folder: "str | None") -> None:
         base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         root = os.path.expanduser(folder) if folder else os.path.join(base, "launchpad_lite")
         self._root = os.path.realpath(root)  # a link may lead elsewhere a moment later
-        umask = os.umask(0o077)  # for those above, too, which have another mode by default
+        umask = os.umask(0o077)  # for the parent folders, too, which get another mode by default
         os.makedirs(self._root, mode=0o700, exist_ok=True)
         os.umask(umask)
         status = os.stat(self._root)
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             self._refuse(self._root)
-        # Who may write above it can replace it. All in a pod has one owner.
+        # A user who may write to a parent folder can replace this one. In a pod, all files have one owner.
         above = os.path.dirname(self._root)
         while above != os.path.dirname(above) and "KUBERNETES_SERVICE_HOST" not in os.environ:
             found, above_it = os.stat(above), os.stat(os.path.dirname(above))
-            # By everybody, without the sticky bit; or a stranger, who made it where everybody may.
+            # All may write there, without the sticky bit; or another user made it where all may write.
             is_strangers = found.st_uid not in (0, os.geteuid()) and above_it.st_mode & 0o002
             if found.st_mode & 0o1002 == 0o002 or is_strangers:
                 self._refuse(above)
@@ -217,7 +212,7 @@ class _Cache:
 
     def has_tree(self, key: str) -> bool:
         with contextlib.suppress(OSError):
-            os.utime(self.tree(key))  # it is needed: another agent must not take it for old
+            os.utime(self.tree(key))  # marks it as used, so that no other agent removes it as old
         return os.path.isdir(self.tree(key))
 
     def add_tree(self, key: str, archive: bytes) -> None:
@@ -239,12 +234,12 @@ class _Cache:
             os.rename(aside, self.tree(key))
         except BaseException as error:
             shutil.rmtree(aside, ignore_errors=True)
-            # Another agent of the same home was faster.
+            # No error if another agent with the same home was faster.
             if not (isinstance(error, OSError) and self.has_tree(key)):
                 raise
 
     def prune(self) -> None:
-        """Removes what was not used for long; notes what is used now."""
+        """Removes trees that were not used for long; marks those that are used now."""
         for folder in sys.path:
             if folder.startswith(self._root):
                 with contextlib.suppress(OSError):
@@ -254,22 +249,22 @@ class _Cache:
             path = os.path.join(trees, name)
             with contextlib.suppress(OSError):
                 if time.time() - os.stat(path).st_mtime > _KEEP_S:
-                    # Away in one piece: half a tree would be taken for a whole one.
+                    # Moved away first: an agent would use a tree that is half removed.
                     aside = tempfile.mkdtemp(prefix=".old-", dir=trees)
                     os.rename(path, os.path.join(aside, name))
                     shutil.rmtree(aside, ignore_errors=True)
 
     def environment(self, requirements: str) -> str:
-        # A home may be shared by hosts whose interpreters differ.
+        # Hosts with different interpreters may share a home.
         version = "%d.%d" % sys.version_info[:2]
         parts = (version, os.path.realpath(sys.executable), platform.machine(), requirements)
         digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
         return os.path.join(self._root, "environments", digest[:32])
 
 
-def _go_on_in_environment(link: _Link, hello: "dict[str, Any]") -> None:
-    """Replaces this process by one whose environment has what is required, made if it is not there."""
-    folder = _Cache(hello["cache"]).environment(hello["requirements"])
+def _go_on_in_environment(link: _LauncherLink, hello: "dict[str, Any]") -> None:
+    """Replaces this process by one in an environment with the requirements, which it makes if needed."""
+    folder = _CodeCache(hello["cache"]).environment(hello["requirements"])
     python = os.path.join(folder, "bin", "python")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     with open(os.path.join(folder, "lock"), "w") as lock:
@@ -308,7 +303,7 @@ def _install(folder: str, python: str, requirements: str) -> None:
                 start_new_session=True,
             )
             while process.poll() is None:
-                # The launcher sends nothing before it got the facts: this is its end.
+                # The launcher sends nothing before it has the facts, so its end of the link was closed.
                 if select.select([0], [], [], _LOOK_S)[0]:
                     os.killpg(process.pid, signal.SIGKILL)
                     sys.exit(0)

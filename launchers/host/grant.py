@@ -1,22 +1,23 @@
-"""What a worker gets of its host, applied inside of it before any code of the user runs."""
+"""What a worker gets of its host. The worker applies it before any code of the user runs."""
 
 import contextlib
 import dataclasses
 import os
 import resource
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launchpad_lite._devices import VISIBLE_DEVICES
+from launchpad_lite.parts.devices import VISIBLE_DEVICES
 
-#: What is read once, when an interpreter or the C library starts: a forked worker is too late.
+#: Prefixes of variables that only a starting interpreter or C library reads: too late after a fork.
 _READ_AT_START = ("PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_")
 
 
 @dataclass(frozen=True)
 class Grant:
-    """What one worker gets. Travels to the agent as JSON.
+    """What one worker gets. The launcher sends it to the agent as JSON.
 
     Attributes:
         cores: Where its threads may run; empty: anywhere.
@@ -31,7 +32,7 @@ class Grant:
     interpreter: str | None = None
 
     def encode(self) -> dict[str, Any]:
-        """Returns it as JSON can hold it."""
+        """Returns its fields as JSON can hold them."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -47,13 +48,13 @@ class Grant:
 
     @property
     def needs_interpreter(self) -> bool:
-        """Whether a fork of the agent cannot do: a new interpreter has to start."""
+        """Whether a fork of the agent is not enough, and a new interpreter must start."""
         return self.interpreter is not None or any(
             name.startswith(_READ_AT_START) for name in self.environment
         )
 
     def apply(self) -> None:
-        """Gives this process what was granted."""
+        """Applies the grant to this process."""
         for name, value in self.environment.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -68,5 +69,7 @@ class Grant:
             limit = self.ram_bytes
             if hard != resource.RLIM_INFINITY:
                 limit = min(limit, hard)
-            # Of the address space as a whole, more is reserved than used: by CUDA, by threads.
+            # Before the limit, because Python 3.15 loads what this needs when it is first used.
+            traceback.format_stack(limit=1)
+            # Not RLIMIT_AS: CUDA and threads reserve much more address space than they use.
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

@@ -1,6 +1,6 @@
-"""From a forked worker to one with an interpreter of its own: slower by its start, some 50 ms more.
+"""Replaces a forked worker by a new interpreter, whose start takes some 50 ms more.
 
-For nodes that want another Python, or variables that are read only when one starts.
+For nodes that want another Python, or variables that are read only when an interpreter starts.
 """
 
 import os
@@ -18,7 +18,7 @@ from launchers.host.stacks import write_stacks_on_signal
 from launchers.host.worker import leave, prepare_output, run_worker
 
 _ZIPPED_LIBRARY = re.compile(r"python\d+\.zip")
-#: Built-ins only before the two checks: what follows needs our packages, of the same version.
+#: Uses only built-ins before the two checks: our packages may be missing, or of another version.
 _BOOT = """\
 import sys
 control, payload, stacks = map(int, sys.argv[1:4])
@@ -66,7 +66,7 @@ def begin_anew(
 
 
 def _local_path() -> list[str]:
-    """Returns the folders of the user's own code; what was installed, each interpreter has its own."""
+    """Returns the folders of the user's own code; each interpreter has its own installed packages."""
     installed = {
         sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
     }
@@ -81,7 +81,7 @@ def _local_path() -> list[str]:
 
 
 def go_on(control_fd: int, payload_fd: int, stacks_fd: int) -> NoReturn:
-    """In the new interpreter: does what a forked worker does."""
+    """Does in the new interpreter what a forked worker does."""
     code = 1
     try:
         for fd in (control_fd, payload_fd, stacks_fd):
@@ -91,5 +91,7 @@ def go_on(control_fd: int, payload_fd: int, stacks_fd: int) -> NoReturn:
         with open(payload_fd, "rb") as file:
             payload = file.read()
         code = run_worker(payload, control_fd, stacks_fd)
+    except BaseException:  # noqa: BLE001 - what it printed last is shown
+        sys.excepthook(*sys.exc_info())
     finally:
         leave(code)

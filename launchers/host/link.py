@@ -2,9 +2,8 @@
 
     u32 length of head | u64 length of body | head: JSON | body: any bytes
 
-The head says what happened ("op" and its fields), the body carries what only
-the ends understand: pickled work, output. Both ends belong to one program and
-share a private pipe, so there is nothing to prove.
+The head says what happened ("op" and its fields). The body carries bytes that only the ends interpret:
+pickled work, output. Both ends belong to one program and share a private pipe, so neither authenticates.
 """
 
 import collections
@@ -18,23 +17,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
-#: What the agent of the launcher's machine says before its first frame. Elsewhere `boot` has its own:
-#: it travels as text, and to import it takes longer than a launch has.
+#: The agent of the launcher's machine sends this before its first frame. On other hosts, `boot` sends a
+#: marker of its own. This module does not import that one, because the import would delay a launch.
 MARKER = b"\0agent of launchpad-lite\0"
 _HEADER = struct.Struct("!IQ")
 _READ_BYTES = 1 << 18
-#: How much is remembered of what comes before the first frame.
+#: How many bytes are kept of what comes before the first frame.
 _PROLOGUE_BYTES = 4096
-#: Signs of life that both ends give within the time after which silence means that the link is cut.
+#: How many messages each end sends within the silence after which a link counts as cut.
 SIGNS_PER_SILENCE = 4
-#: Who wakes up so many seconds too late was stopped, or asleep.
+#: A process that wakes up so many seconds too late was stopped, or its machine slept.
 OVERSLEPT_S = 1.0
 
 
 class Reach(Protocol):
-    """What reaches an agent and passes bytes on: a process, or what behaves as one.
+    """A process that carries bytes to and from an agent, or an object that behaves like one.
 
-    As `subprocess.Popen`, of which it is a part. `wait` raises `subprocess.TimeoutExpired`.
+    It is a part of `subprocess.Popen`. `wait` raises `subprocess.TimeoutExpired`.
     """
 
     stdin: IO[bytes] | None
@@ -45,18 +44,18 @@ class Reach(Protocol):
         """Waits for its end; returns its exit code."""
 
     def terminate(self) -> None:
-        """Makes it end."""
+        """Asks it to end."""
 
     def kill(self) -> None:
         """Ends it at once."""
 
 
 @dataclass(frozen=True)
-class Frame:
+class LinkFrame:
     """One message.
 
     Attributes:
-        op: What it says.
+        op: The kind of message.
         fields: Details that JSON can hold.
         body: Bytes that go with it.
     """
@@ -75,11 +74,11 @@ class Frame:
 
 
 class FrameDecoder:
-    """Finds the frames in a stream of bytes, however it is cut.
+    """Finds the frames in a stream of bytes that comes in pieces.
 
     Attributes:
-        awaited: The first frame comes after these bytes; none once they have come. What stands before
-            them is passed over: an interpreter, or a shell, may print while it starts.
+        awaited: The bytes before the first frame; empty once they have come. The decoder ignores what comes
+            before them, because an interpreter or a shell may print while it starts.
     """
 
     def __init__(self, awaited: bytes = b"") -> None:
@@ -88,10 +87,10 @@ class FrameDecoder:
 
     @property
     def prologue(self) -> bytes:
-        """The last of what came, while the first frame is awaited."""
+        """The last bytes that came before `awaited`; empty once that has come."""
         return bytes(self._buffer) if self.awaited else b""
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
+    def feed(self, data: bytes) -> Iterator[LinkFrame]:
         """Takes in bytes and yields the frames that are complete."""
         self._buffer += data
         if self.awaited:
@@ -103,7 +102,7 @@ class FrameDecoder:
         while (frame := self._take()) is not None:
             yield frame
 
-    def _take(self) -> Frame | None:
+    def _take(self) -> LinkFrame | None:
         if len(self._buffer) < _HEADER.size:
             return None
         head_bytes, body_bytes = _HEADER.unpack_from(self._buffer)
@@ -113,47 +112,46 @@ class FrameDecoder:
         fields = json.loads(self._buffer[_HEADER.size : _HEADER.size + head_bytes])
         body = bytes(self._buffer[_HEADER.size + head_bytes : end])
         del self._buffer[:end]
-        return Frame(fields.pop("op"), fields, body)
+        return LinkFrame(fields.pop("op"), fields, body)
 
 
-class FrameReader:
-    """Frames from a blocking descriptor, waited for no longer than one likes. For one thread."""
+class LinkReader:
+    """Reads frames from a blocking descriptor, with a time limit. For one thread."""
 
     def __init__(self, fd: int, awaited: bytes = b"") -> None:
         self._fd = fd
         self.decoder = FrameDecoder(awaited)
-        self._frames: collections.deque[Frame] = collections.deque()
-        #: Monotonic time at which anything came last.
+        self._frames: collections.deque[LinkFrame] = collections.deque()
+        #: Monotonic time at which bytes came last.
         self.last_read_at = -math.inf
 
-    def read(self, give_up_at: float = math.inf) -> Frame | None:
+    def read(self, give_up_at: float = math.inf) -> LinkFrame | None:
         """Returns the next frame; None when the other end is closed.
 
         Args:
             give_up_at: Monotonic time.
 
         Raises:
-            TimeoutError: None has come by then.
+            TimeoutError: No frame has come by then.
         """
         while not self._frames:
-            if not (data := self._read_some(give_up_at)):
+            if not self._take_in(give_up_at):
                 return None
-            self._frames += self.decoder.feed(data)
         return self._frames.popleft()
 
     def begin(self, give_up_at: float) -> None:
-        """Waits until what the decoder awaits has come.
+        """Waits until the bytes before the first frame have come.
 
         Raises:
-            EOFError: The other end was closed before.
-            TimeoutError: It has not come by then.
+            EOFError: The other end was closed first.
+            TimeoutError: They have not come by then.
         """
         while self.decoder.awaited:
-            if not (data := self._read_some(give_up_at)):
+            if not self._take_in(give_up_at):
                 raise EOFError
-            self._frames += self.decoder.feed(data)
 
-    def _read_some(self, give_up_at: float) -> bytes:
+    def _take_in(self, give_up_at: float) -> bool:
+        """Reads and decodes what comes; returns False when the other end is closed."""
         left = give_up_at - time.monotonic()
         if not math.isinf(left):
             with selectors.DefaultSelector() as selector:
@@ -162,14 +160,15 @@ class FrameReader:
                     raise TimeoutError
         data = read_some(self._fd)
         self.last_read_at = time.monotonic()
-        return data
+        self._frames += self.decoder.feed(data)
+        return bool(data)
 
 
 def read_some(fd: int) -> bytes:
     """Waits for bytes and returns them; none when the other end is closed."""
     try:
         return os.read(fd, _READ_BYTES)
-    except (ConnectionResetError, OSError):
+    except OSError:
         return b""
 
 
@@ -184,8 +183,8 @@ def write_all(fd: int, data: bytes) -> bool:
     return True
 
 
-class Outbox:
-    """Bytes on their way to a descriptor that must never block its writer."""
+class SendBuffer:
+    """Buffers bytes for a descriptor, so that its writer never blocks."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -197,7 +196,7 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._buffer)
 
-    def put(self, frame: Frame) -> None:
+    def put(self, frame: LinkFrame) -> None:
         """Adds a frame and writes what fits."""
         self._buffer += frame.encode()
         self.flush()

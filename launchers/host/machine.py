@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 
 from launchers.host.grant import Grant
 from launchers.host.memory import memory_bytes
-from launchpad_lite._devices import visible_devices
+from launchpad_lite.parts.devices import visible_devices
 
 
 class Machine(NamedTuple):
-    """What there is to divide.
+    """The resources of a machine.
 
     Attributes:
         cores: Numbers of the cores that this process may use.
         ram_bytes: Main memory.
         gpus: Accelerators, as `CUDA_VISIBLE_DEVICES` names them.
-        gpus_shown_by: Where these are known from; for messages.
+        gpus_shown_by: What shows the accelerators; for messages.
         binds: Whether processes can be bound to cores.
         limits: Whether the memory of processes can be limited.
         name: What it is called in messages.
@@ -39,24 +39,24 @@ class Machine(NamedTuple):
         binds = hasattr(os, "sched_getaffinity")
         cores = sorted(os.sched_getaffinity(0)) if binds else range(os.cpu_count() or 1)
         gpus, source = visible_devices()
-        # Elsewhere the limit is taken, and ignored.
+        # Other systems accept the limit, and ignore it.
         limits = sys.platform == "linux"
         return cls(tuple(cores), memory_bytes(), gpus, source, binds=binds, limits=limits)
 
     def encode(self) -> dict[str, Any]:
-        """Returns it as JSON can hold it."""
+        """Returns its fields as JSON can hold them."""
         return self._asdict()
 
     @classmethod
     def decode(cls, fields: Mapping[str, Any], name: str) -> "Machine":
-        """Returns what was encoded, on a host of this name."""
+        """Returns the machine that was encoded, as the host of this name."""
         lists = {each: tuple(fields[each]) for each in ("cores", "gpus")}
         shown_by = f"on {name} {fields['gpus_shown_by']}"
         rest = {"gpus_shown_by": shown_by, "name": name, "is_here": False}
         return cls(**{**fields, **lists, **rest})
 
     def without(self, grants: Iterable[Grant]) -> "Machine":
-        """Returns what is left of it beside what some workers were granted."""
+        """Returns what these grants of workers leave of it."""
         granted = list(grants)
         cores = {core for grant in granted for core in grant.cores}
         gpus = {gpu for grant in granted for gpu in grant.devices}

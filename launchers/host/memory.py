@@ -12,23 +12,18 @@ _CGROUPS = Path("/sys/fs/cgroup")
 def count_memory_kills() -> int:
     """Returns how many processes the kernel has ended for lack of memory, as far as can be seen.
 
-    Those of this process's own control group where the system counts them, else of the machine.
+    It counts those of this process's own control group if the system does, else of the machine.
     """
-    own = list(_counts())
-    if own:
-        return sum(own)
-    return _count(Path("/proc/vmstat")) or 0
-
-
-def _counts() -> Iterator[int]:
-    for folder, is_unified in _own_groups():
-        count = _count(folder / ("memory.events" if is_unified else "memory.oom_control"))
-        if count is not None:
-            yield count
+    counts = [
+        _count(folder / ("memory.events" if is_unified else "memory.oom_control"))
+        for folder, is_unified in _own_groups()
+    ]
+    own = [count for count in counts if count is not None]
+    return sum(own) if own else _count(Path("/proc/vmstat")) or 0
 
 
 def _own_groups() -> Iterator[tuple[Path, bool]]:
-    """Yields the folders of this process's groups that know of memory, and whether of version 2."""
+    """Yields the folders of this process's control groups for memory, and whether each is of version 2."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -53,7 +48,7 @@ def memory_bytes() -> int:
         if not is_unified:
             limits += _limit(group / "memory.limit_in_bytes")
             continue
-        # A limit of any group above holds as well.
+        # The limits of all parent groups apply, too.
         for folder in (group, *group.parents):
             if folder.is_relative_to(_CGROUPS):
                 limits += _limit(folder / "memory.max")
@@ -65,11 +60,11 @@ def _machine_bytes() -> int:
         import psutil
 
         return psutil.virtual_memory().total
-    # The same, many times faster than the import.
+    # The same figure, many times faster than the import.
     return int(Path("/proc/meminfo").read_text().split(maxsplit=2)[1]) << 10
 
 
 def _limit(file: Path) -> list[int]:
     with contextlib.suppress(OSError, ValueError):
-        return [int(file.read_text())]  # "max" is none
+        return [int(file.read_text())]  # "max" means no limit
     return []

@@ -1,14 +1,14 @@
-"""The first process of a node's pod: calls the supervisor, and is the link of an agent to it.
+"""The first process of a node's pod: connects to the supervisor, and links an agent to it.
 
-Its text is mounted into the pod, where our packages need not be. It connects by mutual TLS, says
-who it is, starts an interpreter that takes its program from there (`launchers.host.boot`), and
-carries bytes both ways until either side ends. Standard library only.
+Its text is mounted into the pod, which may lack our packages, so it uses only the standard library. It
+connects by mutual TLS, sends its name, starts an interpreter that gets its program from the supervisor
+(`launchers.host.boot`), and carries bytes both ways until either side ends.
 """
 
+import asyncio
 import contextlib
 import json
 import os
-import selectors
 import signal
 import socket
 import ssl
@@ -16,30 +16,26 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 #: Exit code of a pod whose link broke, or that was asked to end: another one may replace it.
 MAY_COME_BACK = 75
 #: Exit code of a pod that is not needed any more.
 _FOR_GOOD = 1
-#: Seconds, and how many unanswered questions, as Linux calls them.
+#: Seconds, and the number of unanswered probes, by the names of Linux.
 _KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
-#: The first line on the link is shorter.
+#: The first line on the link is shorter than this.
 MAX_GREETING_BYTES = 4096
+#: Most bytes of a piece on the link, and the bytes of its size, which comes before it.
 _PIECE_BYTES = 1 << 16
-#: Pieces that are carried before others have their turn, whose links the same thread carries.
-_MOST_MOVES = 16
+_SIZE_BYTES = 4
 #: Seconds for one attempt to connect, and the pauses between two.
 _CONNECT_S = 10.0
 _PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 #: Seconds that the agent has, once its link is gone, to end all; its own limits are shorter.
 _END_S = 15.0
-#: Seconds in which the supervisor takes in what was said last.
+#: Seconds that the supervisor has to read the last messages.
 _PART_S = 5.0
-#: Runs the loader. What ends before it is the agent, because it was asked to, has nothing to report of its node.
+#: Runs the loader. Asked to end before it is the agent, it has nothing to report of its node.
 _AGENT = f"""\
 import sys
 try:
@@ -53,219 +49,138 @@ sys.exit({MAY_COME_BACK})
 """
 
 
-class Pump:
-    """Carries bytes between a TLS connection and two descriptors, both ways, and never blocks.
+async def send(source: asyncio.StreamReader, link: asyncio.StreamWriter) -> None:
+    """Sends what comes from a source, in pieces, and then an empty piece that marks the end.
 
-    All three are non-blocking. For one thread.
+    TLS cannot close one direction alone, and to close a connection that has unread data discards what is
+    still on its way. So each end sends a mark of its end, and the other closes.
     """
+    while piece := await source.read(_PIECE_BYTES):
+        link.write(len(piece).to_bytes(_SIZE_BYTES, "big") + piece)
+        await link.drain()
+    link.write(bytes(_SIZE_BYTES))
+    await link.drain()
 
-    def __init__(self, connection: ssl.SSLSocket, source: int, sink: int) -> None:
-        """Takes over the connection, not the descriptors.
 
-        Args:
-            connection: Its handshake is done.
-            source: What is read there is sent.
-            sink: What is received is written there.
-        """
-        self.connection = connection
-        self._source = source
-        self._sink = sink
-        self._to_send = b""
-        self._to_write = b""
-        #: Whether nothing more comes from the source.
-        self.is_drained = False
-        #: Whether either side has ended: nothing more can be carried.
-        self.is_over = False
+async def receive(
+    link: asyncio.StreamReader, sink: asyncio.StreamWriter, *, goes_on: bool = False
+) -> None:
+    """Forwards what is received, until the other end sends the mark of its end.
 
-    def move(self) -> "dict[int, int]":
-        """Carries what can be carried; returns which events to wait for, by descriptor."""
-        waits: dict[int, int] = {}
+    Args:
+        link: Where pieces come from.
+        sink: Where they go.
+        goes_on: Whether to read on, instead of failing, when the sink takes no more.
+    """
+    while size := int.from_bytes(await link.readexactly(_SIZE_BYTES), "big"):
+        piece = await link.readexactly(size)
+        if goes_on and sink.is_closing():
+            continue
+        sink.write(piece)
         try:
-            for _ in range(_MOST_MOVES):
-                waits.clear()
-                sends, receives = self._send(waits), self._receive(waits)
-                if self.is_over or not (sends or receives):
-                    break
-            else:
-                # What is already decrypted shows on no descriptor but this one, which can take it.
-                _add(waits, self._sink, selectors.EVENT_WRITE)
-                if self._to_send:
-                    _add(waits, self.connection.fileno(), selectors.EVENT_WRITE)
-                else:
-                    _add(waits, self._source, selectors.EVENT_READ)
-        except OSError:  # of the connection, or of a sink without a reader
-            self.is_over = True
-        return {} if self.is_over else waits
-
-    def _send(self, waits: "dict[int, int]") -> bool:
-        """Moves a piece from the source to the connection; returns whether there may be more."""
-        if not self._to_send:
-            if self.is_drained:
-                return False
-            try:
-                self._to_send = os.read(self._source, _PIECE_BYTES)
-            except BlockingIOError:
-                _add(waits, self._source, selectors.EVENT_READ)
-                return False
-            except OSError:
-                self._to_send = b""
-            if not self._to_send:
-                self.is_drained = self.is_over = True
-                return False
-        try:
-            sent = self.connection.send(self._to_send)
-        except ssl.SSLWantReadError:
-            _add(waits, self.connection.fileno(), selectors.EVENT_READ)
-            return False
-        except ssl.SSLWantWriteError:
-            _add(waits, self.connection.fileno(), selectors.EVENT_WRITE)
-            return False
-        self._to_send = self._to_send[sent:]
-        return True
-
-    def _receive(self, waits: "dict[int, int]") -> bool:
-        """Moves a piece from the connection to the sink; returns whether there may be more."""
-        if not self._to_write:
-            try:
-                self._to_write = self.connection.recv(_PIECE_BYTES)
-            except ssl.SSLWantReadError:
-                _add(waits, self.connection.fileno(), selectors.EVENT_READ)
-                return False
-            except ssl.SSLWantWriteError:
-                _add(waits, self.connection.fileno(), selectors.EVENT_WRITE)
-                return False
-            if not self._to_write:
-                self.is_over = True
-                return False
-        try:
-            written = os.write(self._sink, self._to_write)
-        except BlockingIOError:
-            _add(waits, self._sink, selectors.EVENT_WRITE)
-            return False
-        self._to_write = self._to_write[written:]
-        return True
+            await sink.drain()
+        except OSError:
+            if not goes_on:
+                raise
 
 
-def _add(waits: "dict[int, int]", descriptor: int, event: int) -> None:
-    waits[descriptor] = waits.get(descriptor, 0) | event
-
-
-def _wait_for(waits: "dict[int, int]") -> None:
-    """Waits until one of the events has come."""
-    with selectors.DefaultSelector() as selector:
-        for descriptor, events in waits.items():
-            selector.register(descriptor, events)
-        selector.select()
+async def part(link: asyncio.StreamReader) -> None:
+    """Discards what still comes, until the other end closes the link."""
+    while await link.read(_PIECE_BYTES):
+        pass
 
 
 def main(loader: str) -> None:
-    """Runs in the pod; the process ends with it.
+    """Runs in the pod, and then ends the process.
 
     Args:
-        loader: Program for an interpreter that reads its true program from its input.
+        loader: Program for an interpreter that reads its actual program from its input.
     """
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(MAY_COME_BACK))
+    sys.exit(asyncio.run(_serve(loader)))
+
+
+async def _serve(loader: str) -> int:
+    """Links an agent to the supervisor until either ends; returns the exit code of the pod."""
     context = _context(Path(__file__).parent)
     give_up_at = time.monotonic() + float(os.environ["LAUNCHPAD_WAIT_S"])
-    connection = _dial(os.environ["LAUNCHPAD_SUPERVISOR"], context, give_up_at)
-    greeting = {
-        # A pod that shares the network of its machine has that one's name.
-        "host": os.environ.get("LAUNCHPAD_HOST") or socket.gethostname(),
-        "pod": os.environ.get("LAUNCHPAD_POD", ""),
-        "node": os.environ.get("LAUNCHPAD_NODE", ""),
-    }
+    from_supervisor, to_supervisor = await _dial(
+        os.environ["LAUNCHPAD_SUPERVISOR"], context, give_up_at
+    )
+    # A pod that shares the network of its machine has the host name of the machine.
+    greeting = {"host": os.environ.get("LAUNCHPAD_HOST") or socket.gethostname()}
     try:
-        connection.sendall(json.dumps(greeting).encode() + b"\n")
-        agent = subprocess.Popen(
-            [sys.executable, "-c", _AGENT, loader],
+        to_supervisor.write(json.dumps(greeting).encode() + b"\n")
+        await to_supervisor.drain()
+        agent = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _AGENT, loader),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            bufsize=0,
         )
     except OSError as error:  # the supervisor has just gone, or the machine has no room
         sys.stderr.write(f"launchpad: the pod cannot begin its work: {error}\n")
-        sys.exit(MAY_COME_BACK)
-    sys.exit(_carry(connection, agent))
+        return MAY_COME_BACK
 
+    def pass_on(*_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            agent.terminate()
 
-def _leave(signum: int, frame: "FrameType | None") -> None:  # noqa: ARG001 - as Python calls it
-    # As process 1 it would ignore signals without a handler.
-    sys.exit(MAY_COME_BACK)
+    # The agent passes it on to its nodes, as a notice.
+    signal.signal(signal.SIGTERM, pass_on)
+    assert agent.stdin is not None
+    assert agent.stdout is not None
+    sending = asyncio.ensure_future(send(agent.stdout, to_supervisor))
+    # The agent may have ended while its last messages are still on their way.
+    receiving = asyncio.ensure_future(receive(from_supervisor, agent.stdin, goes_on=True))
+    both = (sending, receiving)
+    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    if not receiving.done():  # the supervisor reads the rest, and ends its side
+        await asyncio.wait({receiving}, timeout=_PART_S)
+    # The agent ends everything when its input ends.
+    agent.stdin.close()
+    try:
+        code = await asyncio.wait_for(agent.wait(), _END_S)
+    except asyncio.TimeoutError:
+        agent.kill()
+        code = MAY_COME_BACK
+    for each in both:
+        each.cancel()
+    await asyncio.gather(*both, return_exceptions=True)
+    to_supervisor.transport.abort()
+    return code if code >= 0 else 128 - code
 
 
 def _context(folder: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # The authority is the run's own: who has a certificate of it belongs to the run.
+    # The authority is the run's own, so each owner of its certificates belongs to the run.
     context.check_hostname = False
     context.load_verify_locations(str(folder / "authority.pem"))
     context.load_cert_chain(str(folder / "certificate.pem"), str(folder / "key.pem"))
     return context
 
 
-def _dial(address: str, context: ssl.SSLContext, give_up_at: float) -> ssl.SSLSocket:
+async def _dial(
+    address: str, context: ssl.SSLContext, give_up_at: float
+) -> "tuple[asyncio.StreamReader, asyncio.StreamWriter]":
     """Connects as soon as the supervisor is there."""
     host, _, port = address.rpartition(":")
     pauses = list(_PAUSES_S)
     while True:
         try:
-            with socket.create_connection((host, int(port)), timeout=_CONNECT_S) as plain:
-                connection = context.wrap_socket(plain)
-        except OSError as error:
+            dialling = asyncio.open_connection(host, int(port), ssl=context, server_hostname=host)
+            reader, writer = await asyncio.wait_for(dialling, _CONNECT_S)
+        except (OSError, asyncio.TimeoutError) as error:
             if time.monotonic() > give_up_at:
                 sys.stderr.write(f"launchpad: the supervisor, {address}, is not there: {error}\n")
                 sys.exit(_FOR_GOOD)
-            time.sleep(pauses.pop(0) if len(pauses) > 1 else pauses[0])
+            await asyncio.sleep(pauses.pop(0) if len(pauses) > 1 else pauses[0])
         else:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # Nothing is said until all pods have come: a supervisor whose machine is lost meanwhile
-            # would be waited for without end.
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            # The supervisor sends nothing until all pods have come. Without keepalive, a pod would wait
+            # forever for a supervisor whose machine is lost meanwhile.
+            plain = writer.get_extra_info("socket")
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _KEEPALIVE.items():
                 if hasattr(socket, option):
-                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-            return connection
-
-
-def _carry(connection: ssl.SSLSocket, agent: "subprocess.Popen[bytes]") -> int:
-    """Is the link of the agent, until either ends; returns the exit code of the pod."""
-    assert agent.stdin is not None
-    assert agent.stdout is not None
-    connection.setblocking(False)
-    source, sink = agent.stdout.fileno(), agent.stdin.fileno()
-    os.set_blocking(source, False)
-    os.set_blocking(sink, False)
-    # The agent passes it on to its nodes, as a notice.
-    signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
-    pump = Pump(connection, source, sink)
-    while not pump.is_over:
-        waits = pump.move()
-        if waits:
-            _wait_for(waits)
-    with contextlib.suppress(OSError):
-        if pump.is_drained:
-            _part(connection)
-        connection.close()
-    # To the agent, the end of its input is the end of all.
-    agent.stdin.close()
-    try:
-        code = agent.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        agent.kill()
-        agent.wait()
-        return MAY_COME_BACK
-    return code if code >= 0 else 128 - code
-
-
-def _part(connection: ssl.SSLSocket, within_s: float = _PART_S) -> None:
-    """Ends a connection once the other end has taken in all that was sent.
-
-    One that is closed while there is something to read takes back what is still on its way.
-    """
-    give_up_at = time.monotonic() + within_s
-    with socket.socket(fileno=connection.detach()) as plain:
-        plain.shutdown(socket.SHUT_WR)
-        while (left_s := give_up_at - time.monotonic()) > 0:
-            plain.settimeout(left_s)
-            if not plain.recv(_PIECE_BYTES):
-                break
+                    plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+            return reader, writer

@@ -1,26 +1,28 @@
-"""Which addresses of a host others can reach: known only after a try.
+"""Finds the addresses at which others reach a host; only a try shows them.
 
-A host may have several network cards, bridges of containers that all hosts give the same number,
-and names that no other host resolves. So each host opens one port that tells a random word to
-any peer, and all others try each of its addresses. A host that gets the word has reached it.
+A host may have several network cards, container bridges with the same address on all hosts, and names that
+no other host resolves. So each host opens one port that sends a random word to any peer, and all others try
+each of its addresses. A peer that gets the word has reached the host.
 """
 
 import contextlib
 import errno
+import ipaddress
 import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
+from courier.lowlevel import bound
 from launchers.host.timing import DEFAULT, Timing
 
-#: Tells apart the hosts of one launch; it guards nothing.
+#: The word tells the hosts of one launch apart; it is no secret.
 WORD_BYTES = 16
-_ANY = "0.0.0.0"  # noqa: S104 - which address is the right one is what is to be found out
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class Target:
     Attributes:
         name: The host.
         addresses: Its addresses, the likeliest first.
-        port: Where it says its word.
-        word: What it says, as hexadecimal digits.
+        port: Where it sends its word.
+        word: What it sends, as hexadecimal digits.
     """
 
     name: str
@@ -41,31 +43,35 @@ class Target:
 
 
 def candidate_addresses() -> list[str]:
-    """Returns the numbers of this machine's network cards that others may reach, IPv4 only.
+    """Returns the IP addresses of this machine that others may reach.
 
-    The one by which an ssh session came in is the first.
+    The address by which an ssh session came in is the first, because the name of this machine led there.
+    Then IPv4 comes before IPv6. IPv6 addresses that are valid for one network card only are left out.
     """
+    cards: Mapping[str, Any] = {}
+    with contextlib.suppress(OSError):  # a sandbox
+        cards = psutil.net_if_stats()
     found = [
         address.address
         for card, addresses in sorted(psutil.net_if_addrs().items())
         for address in addresses
-        if address.family == socket.AF_INET
-        and not address.address.startswith("127.")
-        and _is_up(card)
+        if (card not in cards or cards[card].isup) and _is_candidate(address)
     ]
-    # "client client-port server server-port", as sshd says it.
+    found.sort(key=lambda each: ":" in each)
+    # "client client-port server server-port", as sshd writes it.
     session = os.environ.get("SSH_CONNECTION", "").split()
     first = [session[2]] if len(session) == 4 and session[2] in found else []
     return list(dict.fromkeys([*first, *found]))
 
 
-def _is_up(card: str) -> bool:
-    with contextlib.suppress(OSError, KeyError):
-        return bool(psutil.net_if_stats()[card].isup)
-    return True
+def _is_candidate(address: Any) -> bool:
+    if address.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    number = ipaddress.ip_address(address.address)
+    return not number.is_loopback and not (number.version == 6 and number.is_link_local)
 
 
-class Doorbell:
+class ProbeServer:
     """Sends this host's word to any peer."""
 
     def __init__(self, word: str) -> None:
@@ -75,7 +81,8 @@ class Doorbell:
             OSError: No port is free.
         """
         self._word = bytes.fromhex(word)
-        self._socket = socket.create_server((_ANY, 0), backlog=256)
+        # All interfaces, because the probe is to find the right address.
+        self._socket = bound("::", 0, backlog=256)
         self._socket.setblocking(False)
         self.port = int(self._socket.getsockname()[1])
 
@@ -93,23 +100,20 @@ class Doorbell:
                     visitor.send(self._word)
 
     def close(self) -> None:
-        """Listens no more."""
+        """Stops listening."""
         self._socket.close()
 
 
 class _Attempt:
     """One connection to one address of one host."""
 
-    def __init__(self, target: Target, address: str) -> None:
+    def __init__(self, target: Target, address: str, sock: socket.socket, number: Any) -> None:
         self.target = target
         self.address = address
         self._received = b""
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self.socket.setblocking(False)
-        self.failed = True
-        with contextlib.suppress(OSError):  # no way there, or a name that is unknown here
-            code = self.socket.connect_ex((address, target.port))
-            self.failed = code not in (0, errno.EINPROGRESS)
+        self.socket = sock
+        sock.setblocking(False)
+        self.failed = sock.connect_ex(number) not in (0, errno.EINPROGRESS)  # no way there
 
     def go_on(self) -> bool | None:
         """Returns whether the host has answered; None: not yet."""
@@ -125,9 +129,26 @@ class _Attempt:
         return self._received == bytes.fromhex(self.target.word)
 
 
+def _attempts(targets: Iterable[Target]) -> Iterator[_Attempt]:
+    """Begins to connect to all addresses; yields several attempts for a name with several numbers."""
+    for target, address in ((each, way) for each in targets for way in each.addresses):
+        try:
+            found = socket.getaddrinfo(address.encode(), target.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):  # a name that is unknown here
+            continue
+        for family, _, _, _, number in found:
+            try:
+                sock = socket.socket(family, socket.SOCK_STREAM)
+            except OSError as error:
+                if error.errno != errno.EAFNOSUPPORT:  # there is no IPv6 here
+                    raise
+            else:
+                yield _Attempt(target, address, sock, number)
+
+
 def reach(
     targets: Sequence[Target],
-    doorbell: Doorbell | None,
+    probe_server: ProbeServer | None,
     timeout_s: float,
     *,
     timing: Timing = DEFAULT,
@@ -137,17 +158,17 @@ def reach(
 
     Args:
         targets: The others.
-        doorbell: Of this host; the others try it at the same time.
-        timeout_s: Seconds after which hosts that are silent are given up. TCP sends a first packet
-            that was lost again after one second.
+        probe_server: The server of this host, which the others try at the same time.
+        timeout_s: Seconds after which silent hosts count as out of reach. TCP sends a first packet that was
+            lost again after one second.
         timing: How long other addresses of a host are tried once one has answered.
         clock: Returns seconds.
     """
     began_at = clock()
     reached: dict[str, set[str]] = {target.name: set() for target in targets}
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
-        if doorbell is not None:
-            selector.register(doorbell, selectors.EVENT_READ, None)
+        if probe_server is not None:
+            selector.register(probe_server, selectors.EVENT_READ, None)
         open_attempts = 0
         for attempt in _attempts(targets):
             stack.callback(attempt.socket.close)
@@ -159,8 +180,8 @@ def reach(
             left = began_at + limit_s - clock()
             for key, _ in selector.select(max(left, 0.0)):
                 if key.data is None:
-                    assert doorbell is not None
-                    doorbell.answer()
+                    assert probe_server is not None
+                    probe_server.answer()
                     continue
                 answered = key.data.go_on()
                 if answered is not None:
@@ -169,14 +190,8 @@ def reach(
                 if answered:
                     reached[key.data.target.name].add(key.data.address)
             if left <= 0.0:
-                break  # not before: what has come counts, even if this process stood still
+                break  # checked last: answers that have come count, even if this process stood still
     return {
         target.name: [each for each in target.addresses if each in reached[target.name]]
         for target in targets
     }
-
-
-def _attempts(targets: Sequence[Target]) -> Iterator[_Attempt]:
-    for target in targets:
-        for address in target.addresses:
-            yield _Attempt(target, address)

@@ -1,15 +1,15 @@
 """Calls between hosts that do not reach each other, through the links of their agents.
 
-At one end a port of loopback stands for a port of another host. What comes there goes as frames to
-the launcher, which passes them on to the other end, which connects to the port that is meant:
+At one end, a port of loopback stands for a port of another host. What comes there goes as frames to the
+launcher. It passes them on to the other end, which connects to the real port:
 
     relay_open   a client has connected: to which host and port
     relay_data   bytes of a connection
-    relay_taken  so many bytes were delivered, and as many more may follow
+    relay_taken  so many bytes were delivered, so as many more may follow
     relay_end    the connection is over
 
-Each direction of a connection has a window, so that a slow reader does not fill the memory, and does
-not hold up what else uses the link.
+Each direction of a connection has a window, so that a slow reader neither fills the memory nor delays other
+uses of the link.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ import selectors
 import socket
 from collections.abc import Callable, Sequence
 
-from launchers._ports import LOOPBACK
-from launchers.host.link import Frame
+from courier.lowlevel import bound, join_address, loopback
+from launchers.host.link import LinkFrame
 
-#: What the two ends say to each other.
+#: The messages between the two ends.
 RELAYED = ("relay_open", "relay_data", "relay_taken", "relay_end")
-#: Bytes of one direction of a connection that are on their way.
+#: Most bytes of one direction of a connection that are on their way.
 _WINDOW_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
 
 
-class _Connection:
+class _RelayedConnection:
     """One end of a relayed connection."""
 
     def __init__(self, key: str, sock: socket.socket) -> None:
@@ -40,17 +40,17 @@ class _Connection:
         self.socket = sock
         self.undelivered = bytearray()
         self.credit = _WINDOW_BYTES
-        #: Whether the other end has nothing more to say.
+        #: Whether the other end has ended.
         self.ends = False
 
 
 class Relay:
     """One end of all relayed connections of a process. For one thread, with its selector.
 
-    What is registered there has a function without arguments, to be called when it is ready.
+    The data of each key is a function without arguments, which the event loop calls when it is ready.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, send: Callable[[Frame], None]) -> None:
+    def __init__(self, selector: selectors.BaseSelector, send: Callable[[LinkFrame], None]) -> None:
         """Relays nothing yet.
 
         Args:
@@ -59,51 +59,60 @@ class Relay:
         """
         self._selector = selector
         self._send = send
+        self._loopback = loopback()
         self._listeners: list[socket.socket] = []
-        self._connections: dict[str, _Connection] = {}
+        self._connections: dict[str, _RelayedConnection] = {}
 
-    def listen(self, host: str, ports: Sequence[int]) -> list[int]:
-        """Opens a port of loopback for each port of another host; returns them.
+    def listen(self, host: str, ports: Sequence[int]) -> list[str]:
+        """Opens a port of loopback for each port of another host; returns where, as `host:port`.
 
         Raises:
-            OSError: None is free.
+            OSError: Too few ports are free; then none is open.
         """
-        return [self._listen(host, port) for port in ports]
+        before = len(self._listeners)
+        try:
+            return [self._listen(host, port) for port in ports]
+        except OSError:
+            for listener in self._listeners[before:]:
+                self._selector.unregister(listener)
+                listener.close()
+            del self._listeners[before:]
+            raise
 
-    def _listen(self, host: str, port: int) -> int:
-        listener = socket.create_server((LOOPBACK, 0), backlog=256)
+    def _listen(self, host: str, port: int) -> str:
+        listener = bound(self._loopback, 0, backlog=256)
         listener.setblocking(False)
         self._listeners.append(listener)
         self._selector.register(
             listener, selectors.EVENT_READ, lambda: self._accept(listener, host, port)
         )
-        return int(listener.getsockname()[1])
+        return join_address(*listener.getsockname()[:2])
 
     def _accept(self, listener: socket.socket, host: str, port: int) -> None:
         with contextlib.suppress(OSError):
             sock, _ = listener.accept()
             key = os.urandom(8).hex()
-            self._send(Frame("relay_open", {"key": key, "host": host, "port": port}))
+            self._send(LinkFrame("relay_open", {"key": key, "host": host, "port": port}))
             self._add(key, sock)
 
     def _add(self, key: str, sock: socket.socket) -> None:
-        connection = self._connections[key] = _Connection(key, sock)
+        connection = self._connections[key] = _RelayedConnection(key, sock)
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._work_on(connection))
 
-    def handle(self, frame: Frame) -> None:
-        """Takes in what the other end says."""
+    def handle(self, frame: LinkFrame) -> None:
+        """Handles a message of the other end."""
         key: str = frame["key"]
         if frame.op == "relay_open":
-            # Not waited for: the server there may be stuck, with a full queue. A connection that
-            # fails is ready to be read, and then ends.
+            # This does not wait, because the server may be stuck with a full queue. A connection that fails
+            # becomes ready to be read, and then ends.
             try:
                 self._connect(key, frame["port"])
             except OSError:  # too many files; or no server listens there, or not any more
-                self._send(Frame("relay_end", {"key": key}))
+                self._send(LinkFrame("relay_end", {"key": key}))
             return
         connection = self._connections.get(key)
         if connection is None:
-            return  # it is over here
+            return  # it has ended at this end
         if frame.op == "relay_data":
             connection.undelivered += frame.body
         elif frame.op == "relay_taken":
@@ -113,16 +122,16 @@ class Relay:
         self._work_on(connection)
 
     def _connect(self, key: str, port: int) -> None:
-        sock = socket.socket()
+        sock = socket.socket(socket.AF_INET6 if ":" in self._loopback else socket.AF_INET)
         sock.setblocking(False)
-        error = sock.connect_ex((LOOPBACK, port))
+        error = sock.connect_ex((self._loopback, port))
         if error not in (0, errno.EINPROGRESS):
             sock.close()
             raise OSError(error, os.strerror(error))
         self._add(key, sock)
 
-    def _work_on(self, connection: _Connection) -> None:
-        """Delivers and fetches what can be without waiting."""
+    def _work_on(self, connection: _RelayedConnection) -> None:
+        """Delivers and fetches what it can without waiting."""
         try:
             self._deliver(connection)
             self._fetch(connection)
@@ -136,7 +145,7 @@ class Relay:
         elif connection.key in self._connections:
             self._watch(connection)
 
-    def _deliver(self, connection: _Connection) -> None:
+    def _deliver(self, connection: _RelayedConnection) -> None:
         delivered = 0
         with contextlib.suppress(BlockingIOError):
             while connection.undelivered:
@@ -144,9 +153,9 @@ class Relay:
                 del connection.undelivered[:sent]
                 delivered += sent
         if delivered:
-            self._send(Frame("relay_taken", {"key": connection.key, "bytes": delivered}))
+            self._send(LinkFrame("relay_taken", {"key": connection.key, "bytes": delivered}))
 
-    def _fetch(self, connection: _Connection) -> None:
+    def _fetch(self, connection: _RelayedConnection) -> None:
         if not connection.credit:
             return
         with contextlib.suppress(BlockingIOError):
@@ -155,9 +164,9 @@ class Relay:
                 self._end(connection, tell=True)
                 return
             connection.credit -= len(data)
-            self._send(Frame("relay_data", {"key": connection.key}, data))
+            self._send(LinkFrame("relay_data", {"key": connection.key}, data))
 
-    def _watch(self, connection: _Connection) -> None:
+    def _watch(self, connection: _RelayedConnection) -> None:
         events = selectors.EVENT_READ if connection.credit else 0
         events |= selectors.EVENT_WRITE if connection.undelivered else 0
         key = self._selector.get_map().get(connection.socket.fileno())
@@ -169,17 +178,17 @@ class Relay:
         elif key.events != events:
             self._selector.modify(connection.socket, events, key.data)
 
-    def _end(self, connection: _Connection, *, tell: bool) -> None:
+    def _end(self, connection: _RelayedConnection, *, tell: bool) -> None:
         if self._connections.pop(connection.key, None) is None:
             return
         if connection.socket.fileno() in self._selector.get_map():
             self._selector.unregister(connection.socket)
         connection.socket.close()
         if tell:
-            self._send(Frame("relay_end", {"key": connection.key}))
+            self._send(LinkFrame("relay_end", {"key": connection.key}))
 
     def close(self) -> None:
-        """Ends all connections without a word, and closes the ports. May be repeated."""
+        """Ends all connections without telling the other end, and closes the ports. May be repeated."""
         for sock in (*self._listeners, *(each.socket for each in self._connections.values())):
             sock.close()
         self._listeners.clear()

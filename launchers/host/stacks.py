@@ -1,11 +1,10 @@
-"""Where the threads of a worker are: it writes that down when asked, or on a signal.
+"""The stacks of a worker's threads, which it writes when asked, or on a signal.
 
-What it writes when asked is for people, and begins with code of the user. A signal also reaches one
-that runs no Python code for long, but the threads go on while they are looked at, which seldom ends
-in a crash: it is for those who do not answer.
+When asked, a worker writes text for people, which begins with code of the user. A signal also works if it
+runs no Python code for long. But the threads run on while a signal reads their stacks, which crashes the
+worker in rare cases. So signals are for workers that do not answer.
 
-The text goes to memory that agent and worker share, so that nothing is left on a disk unless
-it is to be kept.
+The text goes to memory that agent and worker share, so that nothing stays on a disk by accident.
 """
 
 import contextlib
@@ -13,9 +12,9 @@ import faulthandler
 import os
 import signal
 
-from launchpad_lite._stacks import describe_threads
+from launchpad_lite.process.stacks import describe_threads
 
-#: Not one of those that programs use for themselves.
+#: A signal that programs do not use for themselves.
 STACKS_SIGNAL: int = (
     signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else signal.SIGINFO  # type: ignore[attr-defined]
 )
@@ -37,12 +36,12 @@ def open_stacks() -> int:
 
 
 def write_stacks_on_signal(fd: int) -> None:
-    """In a worker: has the stacks of all threads written whenever `STACKS_SIGNAL` comes."""
+    """Makes a worker write the stacks of all its threads whenever `STACKS_SIGNAL` comes."""
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True, chain=False)
 
 
 def write_stacks(fd: int) -> None:
-    """In a worker, in a thread that runs Python code: writes the stacks of all threads."""
+    """Writes the stacks of all threads of a worker, from a thread that runs Python code."""
     with contextlib.suppress(OSError):
         os.write(fd, f"{describe_threads()}\n".encode(errors="replace"))
 

@@ -1,9 +1,8 @@
-"""The last safeguard: ends what a program started and no other part can find any more.
+"""The last safeguard: ends processes of a program that no other part can find any more.
 
-The agent and the warden, its parent, which does nothing but wait for its end,
-adopt what workers start and leave behind. So all is found, whichever of them
-ends: by descent and, where the system knows no adoption, by a mark in the
-environment of all that the program started.
+The reaper is the parent of the agent, and only waits for its end. Both adopt the processes that workers
+leave behind. So they find all processes, whichever of the two ends: among their children and, on a system
+without adoption, by a mark in the environment of all that the program started.
 """
 
 import contextlib
@@ -13,26 +12,28 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-#: In the environment of the agent and so of all that it starts: tells what is ours.
+from launchpad_lite.parts.marks import marked
+
+#: Variable of the agent and of all processes that it starts, which tells that they are ours.
 MARK = "LAUNCHPAD_LITE_PROGRAM"
-#: Seconds for which processes are looked for that come while others are ended.
+#: Seconds for which this looks for processes that start while others are ended.
 _GIVE_UP_S = 2.0
-#: Seconds between SIGTERM and SIGKILL: a tracker of shared memory, which ignores SIGTERM, gives the
-#: memory back when those have gone that it works for.
+#: Seconds between SIGTERM and SIGKILL. A tracker of shared memory ignores SIGTERM, and frees the memory
+#: when its users have gone.
 _TERMINATE_S = 0.25
 _PAUSE_S = 0.01
 #: Looked up once, because each worker needs it.
 LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_CHILD_SUBREAPER = 36
-#: Where these stand in `/proc/PID/stat`, after the name; and what the flags of a dying process have.
+#: Positions in `/proc/PID/stat`, after the name; and the flag of a process that exits.
 _PARENT, _FLAGS = 1, 6
 _PF_EXITING = 0x4
-#: Has the warden end its agent by force: one that was stopped, or is stuck.
+#: Makes the reaper end its agent by force, if the agent was stopped or is stuck.
 FORCE_SIGNAL = signal.SIGQUIT
-#: Signals that the warden takes one at a time.
+#: Signals that the reaper takes one at a time.
 _AWAITED = frozenset((signal.SIGCHLD, signal.SIGTERM, FORCE_SIGNAL))
 
 
@@ -44,31 +45,11 @@ def end_marked(mark: str, *, spare: tuple[int, ...] = ()) -> None:
         spare: Processes that stay.
     """
     give_up_at = time.monotonic() + _GIVE_UP_S
-    while found := [pid for pid in _marked(mark) if pid not in spare]:
-        for pid in found:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+    while found := [pid for pid in marked(MARK, mark) if pid not in spare]:
+        _signal_all(found, signal.SIGKILL)
         if time.monotonic() > give_up_at:
             return
         time.sleep(_PAUSE_S)
-
-
-def _marked(mark: str) -> Iterator[int]:
-    if sys.platform != "linux":
-        import psutil
-
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                if process.environ().get(MARK) == mark:
-                    yield process.pid
-        return
-    # The same, many times faster: it is done at the end of every program.
-    wanted = f"{MARK}={mark}".encode()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            with contextlib.suppress(OSError):
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                    yield int(folder.name)
 
 
 def adopt_orphans() -> None:
@@ -78,9 +59,9 @@ def adopt_orphans() -> None:
 
 
 def end_children(parent: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-    """Ends all children of a process, and theirs as they become its children.
+    """Ends all children of a process, and then their children, which it adopts.
 
-    So those are found, too, that have left their session and cleared their environment.
+    So it also finds processes that have left their session and cleared their environment.
 
     Args:
         parent: This process, which adopts orphans.
@@ -97,7 +78,7 @@ def end_children(parent: int, *, clock: Callable[[], float] = time.monotonic) ->
             _signal_all(found - told, signal.SIGTERM)
             told |= found
         elif now < give_up_at:
-            # From the first time on: this process may have stood still until then.
+            # Counted from the first SIGKILL, because this process may have stood still until then.
             give_up_at = min(give_up_at, now + _GIVE_UP_S)
             _signal_all(found, signal.SIGKILL)
         else:
@@ -108,14 +89,14 @@ def end_children(parent: int, *, clock: Callable[[], float] = time.monotonic) ->
         time.sleep(_PAUSE_S)
 
 
-def _signal_all(pids: set[int], signum: int) -> None:
+def _signal_all(pids: Iterable[int], signum: int) -> None:
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, signum)
 
 
 def is_exiting(pid: int) -> bool:
-    """Returns whether a process is on its way out (Linux): it cannot be waited for yet, and is lost."""
+    """Returns whether a process exits (Linux): it cannot be waited for yet, but nothing stops its end."""
     try:
         fields = process_status(pid)
     except OSError:
@@ -124,10 +105,10 @@ def is_exiting(pid: int) -> bool:
 
 
 def process_status(pid: int) -> list[bytes]:
-    """Returns what the system (Linux) tells of a process, after its name, which may hold anything.
+    """Returns the fields of `/proc/PID/stat` (Linux) after the name, which may hold any text.
 
     Raises:
-        OSError: It has gone.
+        OSError: The process has ended.
     """
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
 
@@ -140,17 +121,17 @@ def _children(parent: int) -> Iterator[int]:
                     yield int(folder.name)
 
 
-def fork_under_warden(mark: str) -> None:
-    """Makes this process the warden and returns in the agent, a child of its.
+def fork_under_reaper(mark: str) -> None:
+    """Makes this process the reaper and returns in the agent, its child.
 
-    The warden ends with the agent, with the same exit code, once it has ended what the agent left.
-    To be called before there is anything but the link to the launcher, which is the agent's alone.
-    The agent does not need it to go on.
+    When the agent has ended, the reaper ends what the agent left, and then itself with the same exit code.
+    Call this before the process opens anything but the link to the launcher, which only the agent uses. The
+    agent goes on if the reaper ends.
     """
-    # As in the agent: Ctrl-C and the end of the terminal are for the launcher.
+    # As in the agent: the launcher handles Ctrl-C and the end of the terminal.
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # some systems lose what is ignored
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # some systems drop ignored signals
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     agent = os.fork()
     if agent == 0:
@@ -175,7 +156,7 @@ def _keep_watch(agent: int, mark: str) -> int:
 
 
 def _await(agent: int) -> int:
-    """Waits for the agent, tells it to end or ends it as asked, and returns its status."""
+    """Waits for the end of the agent, passes requests to end on to it, and returns its status."""
     # One at a time, so that the number of a process that was waited for is never signalled.
     while (ended := os.waitpid(agent, os.WNOHANG))[0] == 0:
         signum = signal.sigwait(_AWAITED)

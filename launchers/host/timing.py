@@ -7,12 +7,10 @@ class Timing(NamedTuple):
     """Times of a host that comes up.
 
     Attributes:
-        last_words_s: Seconds for what a host's programs complained of to arrive, where it is the
-            explanation. What ssh leaves in the background for other sessions (ControlPersist) holds
-            its end open.
-        close_s: The same where no thread waits for it.
-        soon_s: Seconds after which an address that is silent is given up if the host was reached by
-            another one.
+        last_words_s: Seconds to wait for the error output of a host's programs, for a message. The pipe may
+            stay open: ssh leaves a process in the background for other sessions (ControlPersist).
+        close_s: The same when no message needs the output.
+        soon_s: Seconds after which silent addresses are given up, if each host was reached by another one.
     """
 
     last_words_s: float = 3.0

@@ -10,14 +10,14 @@ from typing import TypedDict
 from launchers.host.sweep import process_status
 
 _MIB = 1 << 20
-#: Where these stand in what `process_status` returns: two in ticks of a clock, one in pages.
+#: Positions in what `process_status` returns: two in ticks of a clock, one in pages.
 _USER, _SYSTEM, _MEMORY = 11, 12, 21
 
 
 class Usage(TypedDict):
     """What one worker uses.
 
-    `cpu`: cores that its process kept busy since it was looked at before. `memory_mib`: main memory
+    `cpu`: cores that its process kept busy since the measurement before. `memory_mib`: main memory
     that it holds. None: not known.
     """
 
@@ -26,10 +26,10 @@ class Usage(TypedDict):
 
 
 class UsageMeter:
-    """Measures workers, each from one look to the next. Used by one thread."""
+    """Measures workers, each from one `look` to the next. Used by one thread."""
 
     def __init__(self) -> None:
-        #: When each process was looked at last, and the seconds of processors it had used.
+        #: When each process was measured last, and the CPU seconds that it had used.
         self._seen: dict[int, tuple[float, float]] = {}
 
     def look(self, pids: Mapping[str, int]) -> dict[str, Usage]:
@@ -54,10 +54,10 @@ class UsageMeter:
 
 
 def _measure(pid: int) -> tuple[float, int]:
-    """Returns the seconds of processors that a process has used, and the main memory that it holds.
+    """Returns the CPU seconds that a process has used, and the main memory in bytes that it holds.
 
     Raises:
-        OSError: It has gone.
+        OSError: The process has ended.
     """
     if sys.platform != "linux":
         import psutil
@@ -68,7 +68,7 @@ def _measure(pid: int) -> tuple[float, int]:
             return times.user + times.system, process.memory_info().rss
         except psutil.Error as error:
             raise ProcessLookupError(str(error)) from error
-    # The same, many times faster: an idle program should cost next to nothing.
+    # The same figures, many times faster: an idle program should cost next to nothing.
     fields = process_status(pid)
     ticks = int(fields[_USER]) + int(fields[_SYSTEM])
     return ticks / os.sysconf("SC_CLK_TCK"), int(fields[_MEMORY]) * os.sysconf("SC_PAGE_SIZE")

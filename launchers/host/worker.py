@@ -1,118 +1,96 @@
-"""Inside a worker process: from its payload to its exit code."""
+"""Runs a node in a worker process, from its payload to its exit code."""
 
 import atexit
 import contextlib
 import faulthandler
+import functools
+import io
 import os
 import pickle
 import selectors
 import signal
 import sys
 import threading
-from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
-from courier import ExceptionReport, Secret, TlsCredentials
-from courier._modules import loaded_module
-from courier._parcel import dumps
-from courier._surviving import surviving
-from launchers._ports import LOOPBACK
-from launchers.host.link import Frame, FrameDecoder, read_some, write_all
+from courier import ExceptionReport, dumps
+from courier.lowlevel import loaded_module, surviving
+from launchers.host.link import FrameDecoder, LinkFrame, read_some, write_all
 from launchers.host.stacks import write_stacks
-from launchpad_lite._address import AddressTable
-from launchpad_lite._flag_values import FlagSnapshot
-from launchpad_lite._flags import loaded_flags, parse_known
-from launchpad_lite._forcing import ForcedExit
-from launchpad_lite._freeze import FrozenWork
-from launchpad_lite._runtime import NodeRuntime, NodeSetup, WorkerLink
-from launchpad_lite._script import Script
-from launchpad_lite._signal_waker import SIGNAL_WAKER
-from launchpad_lite._stacks import describe_threads
-from launchpad_lite._worker import report_on, run_node
+from launchers.host.sweep import LIBC
+from launchpad_lite.graph.freeze import FrozenWork
+from launchpad_lite.life.events import (
+    DumpStacks,
+    Failed,
+    Failing,
+    Kill,
+    Look,
+    Looked,
+    NodeAction,
+    Preempted,
+    Said,
+    Start,
+    Terminate,
+    from_fields,
+    to_fields,
+)
 from launchpad_lite.nodes.base import Work
+from launchpad_lite.process.activity import computing_threads
+from launchpad_lite.process.flag_values import FlagSnapshot
+from launchpad_lite.process.flags import loaded_flags, parse_known
+from launchpad_lite.process.forcing import ForcedExit
+from launchpad_lite.process.script import Script
+from launchpad_lite.process.signal_waker import SIGNAL_WAKER
+from launchpad_lite.worker.address import OpenTable
+from launchpad_lite.worker.running import report_on, run_node
+from launchpad_lite.worker.runtime import NodeRuntime, NodeSetup
 
 _LISTENER = "the thread that reads what is asked of the node"
-#: After so long, the process of a node that has ended says what it waits for.
+#: Seconds after which the process of a node that has ended prints what it waits for.
 _LINGERING_S = 5.0
+_PR_SET_NAME = 15
 
 
-@dataclass(frozen=True)
-class Payload:
-    """All that a worker must know. Travels through pipes only: it holds the secret."""
+class Payload(NamedTuple):
+    """All that a worker must know. It holds the secret, so it goes through pipes only."""
 
     setup: NodeSetup
-    work: FrozenWork = field(repr=False)
-    endpoints: dict[str, str]
-    secret: bytes = field(repr=False)
+    work: FrozenWork
+    addresses: OpenTable
     argv: list[str]
     flags: FlagSnapshot
     #: What the launching process was started with.
     script: Script
-    #: Those among `argv` that are for this node only.
-    own_flags: list[str] = field(default_factory=list)
-    #: Where its servers listen.
-    listen_host: str = LOOPBACK
-    #: Certificate, key and authority, as PEM: credentials themselves do not travel.
-    certificates: tuple[bytes, bytes, bytes] | None = field(default=None, repr=False)
+    #: The flags among `argv` that are for this node only.
+    own_flags: list[str]
 
     def encode(self) -> bytes:
-        """Pickles it; classes of the user's script travel by value."""
-        return dumps(self)
+        """Returns it pickled, with the classes of the user's script by value.
 
-    def table(self) -> AddressTable:
-        """Returns where everything of the program listens, and what it takes to talk to it."""
-        tls = None
-        if self.certificates is not None:
-            certificate, key, authority = self.certificates
-            tls = TlsCredentials(certificate=certificate, key=key, authority=authority)
-        return AddressTable(self.endpoints, Secret(self.secret), tls, self.listen_host)
+        The setup comes first, by itself, so that a worker knows its name if the rest exceeds its memory.
+        """
+        return dumps(self.setup) + dumps(self)
 
 
-class _Link(WorkerLink):
-    """How a worker speaks to its agent."""
+class _LinkToAgent:
+    """Sends reports of a worker to its agent. Thread-safe."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._lock = threading.Lock()
 
-    def constructed(self, runs: bool) -> None:
-        self.send(Frame("constructed", {"runs": runs}))
-
-    def ask_stop(self) -> None:
-        self.send(Frame("stop"))
-
-    def leaving(self) -> None:
-        self.send(Frame("leaving"))
-
-    def failing(self, report: ExceptionReport) -> None:
-        self.send(Frame("failing", body=pickle.dumps(report)))
-
-    def cut_short(self, report: ExceptionReport) -> None:
-        self.send(Frame("cut_short", body=pickle.dumps(report)))
-
-    def stop_received(self, listens: bool) -> None:
-        self.send(Frame("stop_received", {"listens": listens}))
-
-    def healthy(self) -> None:
-        self.send(Frame("healthy"))
-
-    def heartbeat(self) -> None:
-        self.send(Frame("heartbeat"))
-
-    def preempted(self, signum: int) -> None:
-        self.send(Frame("preempted", {"signum": signum}))
-
-    def send(self, frame: Frame) -> None:
+    def post(self, said: Said | Looked) -> None:
+        data = LinkFrame(*to_fields(said)).encode()
         with self._lock:
-            write_all(self.fd, frame.encode())
+            write_all(self.fd, data)
 
 
 class _Termination:
     """What SIGTERM does to a worker.
 
-    From outside (a batch system, a spot machine, a user) it is a notice: the node is asked to end.
-    When the notice is over, `force` has the main thread leave at once. On the way out nothing more
-    happens: SIGKILL is for those who cannot wait.
+    From outside (a batch system, a spot machine, a user) it is a notice: it asks the node to end. When the
+    notice is over, `force` makes the main thread leave at once. While it leaves, SIGTERM does nothing more;
+    only SIGKILL ends the process sooner.
     """
 
     def __init__(self) -> None:
@@ -123,11 +101,11 @@ class _Termination:
         signal.signal(signal.SIGTERM, self._on_signal)
         os.register_at_fork(after_in_child=self._forget)
         SIGNAL_WAKER.install()
-        # Held back since before the fork, so that none is lost.
+        # Blocked since before the fork, so that no signal is lost.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
     def _forget(self) -> None:
-        """In a child that the node forks: a handler would wait until its main thread runs Python."""
+        """Restores the default in a child that the node forks, where a handler would wait for Python code."""
         if signal.getsignal(signal.SIGTERM) == self._on_signal:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -138,7 +116,7 @@ class _Termination:
 
     def _on_signal(self, signum: int, stack: object) -> None:  # noqa: ARG002
         if os.getpid() != self._pid:
-            # A child that was just forked: there it does what it does in any program.
+            # A child that was just forked: SIGTERM ends it, as in any program.
             signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)
         elif self._is_leaving:
@@ -147,16 +125,16 @@ class _Termination:
             self._is_leaving = True
             raise ForcedExit(128 + signum)
         else:
-            # Anything may be under way here, and hold any lock: another thread continues with it.
+            # The interrupted code may hold any lock, so another thread does the rest.
             with contextlib.suppress(OSError):
                 os.write(self._write_fd, bytes([signum]))
 
 
 class _Control:
-    """The thread that reads what is asked of the node, whatever the node does."""
+    """The thread that reads requests to the node, whatever the node does."""
 
     def __init__(
-        self, link: _Link, runtime: NodeRuntime, termination: _Termination, stacks_fd: int
+        self, link: _LinkToAgent, runtime: NodeRuntime, termination: _Termination, stacks_fd: int
     ) -> None:
         self._link = link
         self._stacks_fd = stacks_fd
@@ -179,59 +157,44 @@ class _Control:
                             self._on_frames()
                         else:
                             (signum,) = os.read(key.fd, 1)
-                            # First, because a node that was asked may end before more can be said.
-                            self._link.preempted(signum)
-                            self._request_stop(interrupts=True)
+                            # Reported first, because a node that was asked may end before the report.
+                            self._runtime.say(Preempted, signum)
+                            self._runtime.request_stop(interrupts=True)
 
     def _on_frames(self) -> None:
         data = read_some(self._link.fd)
         if not data:
-            # The agent is gone. What this process has started gets the chance to tidy up, and is
-            # ended by the warden.
+            # The agent is gone. Children of this process may clean up; then the reaper ends them.
             os.killpg(os.getpgrp(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGKILL)
         for frame in self._decoder.feed(data):
             with surviving(_LISTENER, 0.0):
-                self._obey(frame)
+                self._obey(from_fields(frame.op, frame.fields))
 
-    def _obey(self, frame: Frame) -> None:
-        if frame.op == "stop":
-            self._request_stop(interrupts=frame["interrupts"])
-        elif frame.op == "let_go":
-            self._runtime.let_go()
-        elif frame.op == "end_calls":
-            self._runtime.end_calls()
-        elif frame.op == "dump":
-            write_stacks(self._stacks_fd)
-        elif frame.op == "look":
-            self._link.send(Frame("looked", body=describe_threads().encode(errors="replace")))
-        elif frame.op == "leave":
-            self._runtime.prepare_force()
-            self._termination.force()
-        elif frame.op == "ended":
-            self._runtime.note_ended(frame["keys"])
-        elif frame.op == "lost":
-            self._runtime.note_lost(frame["keys"])
-        elif frame.op == "moved":
-            self._runtime.note_moved(frame["endpoints"])
-
-    def _request_stop(self, *, interrupts: bool) -> None:
-        # They may block; the end of the agent must be noticed all the same. Started before the
-        # node can end, and no daemon: the process ends when they have returned.
-        with contextlib.suppress(RuntimeError):  # the interpreter ends already
-            threading.Thread(
-                target=self._runtime.run_stop_handlers,
-                name="launchpad-stop-handlers",
-                daemon=False,
-            ).start()
-        self._runtime.request_stop(interrupts=interrupts)
+    def _obey(self, action: NodeAction) -> None:
+        match action:
+            case DumpStacks():
+                write_stacks(self._stacks_fd)
+            case Look():
+                self._link.post(self._runtime.look(computing_threads()))
+            case Terminate():
+                self._runtime.prepare_force()
+                self._termination.force()
+            case Start() | Kill():
+                pass  # the agent carries these out
+            case _:
+                self._runtime.obey(action)
 
 
 def prepare_output() -> None:
-    """Makes output leave this process line by line, and crashes in C code leave their stacks."""
+    """Makes this process write output line by line, and print its stacks at a crash in C code."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    faulthandler.enable()
+    # Python 3.14 adds addresses of C code, which would push out what the node printed last.
+    if sys.version_info >= (3, 14):
+        faulthandler.enable(c_stack=False)
+    else:
+        faulthandler.enable()
 
 
 def run_worker(data: bytes, control_fd: int, stacks_fd: int) -> int:
@@ -242,29 +205,38 @@ def run_worker(data: bytes, control_fd: int, stacks_fd: int) -> int:
         control_fd: The socket to the agent, blocking.
         stacks_fd: Where it writes down its stacks.
     """
-    link = _Link(control_fd)
+    if (coverage := loaded_module("coverage")) and (counts := coverage.Coverage.current()):
+        atexit.register(counts.save)  # as coverage itself did before the fork
+    link, stream = _LinkToAgent(control_fd), io.BytesIO(data)
+    setup: NodeSetup = pickle.load(stream)
+    if sys.platform == "linux":  # `ps -o comm`, `top` and `htop` show the node; of 15 bytes at most
+        LIBC.prctl(_PR_SET_NAME, setup.name.encode()[:15])
+
+    def tell(kind: type[Failing | Failed], report: ExceptionReport) -> None:
+        link.post(kind(setup.name, setup.attempt, setup.failure(report)))
+
     try:
-        if (coverage := loaded_module("coverage")) and (counts := coverage.Coverage.current()):
-            atexit.register(counts.save)  # as it had done itself, before the fork
-        payload: Payload = pickle.loads(data)
+        payload: Payload = pickle.load(stream)
         sys.argv[:] = payload.argv
         payload.script.stand_in()
-        runtime = NodeRuntime(payload.setup, payload.table(), link)
+        runtime = NodeRuntime(setup, payload.addresses.table(), link.post, has_process=True)
         _Control(link, runtime, _Termination(), stacks_fd).start()
     except BaseException as error:  # noqa: BLE001 - the launcher reports it
-        report: ExceptionReport | None = report_on(error, link.failing)
-    else:
-        report = run_node(_WithFlags(payload), runtime)
-    if report is None:
-        _explain_lingering()
-        return 0
-    link.send(Frame("failed", body=pickle.dumps(report)))
-    sys.stderr.write(report.traceback)
-    return 1
+        report = report_on(error, functools.partial(tell, Failing))
+        tell(Failed, report)
+        sys.stderr.write(report.traceback)
+        return 1
+    with runtime.active():
+        failed = run_node(_WithFlags(payload), runtime)
+    if failed:
+        sys.stderr.write(failed)
+        return 1
+    _explain_lingering()
+    return 0
 
 
 def _explain_lingering() -> None:
-    """Has this process say which threads it waits for, if it still does after some seconds."""
+    """Makes this process print which threads it waits for, if it still waits after some seconds."""
 
     def waited_for() -> list[str]:
         others = [each for each in threading.enumerate() if each is not threading.main_thread()]
@@ -294,7 +266,7 @@ class _WithFlags:
         work = self._payload.work.thaw()
         flags.apply()
         if self._payload.own_flags or loaded_flags() is not None:
-            # What neither the script nor the user's modules define is left in sys.argv.
+            # Flags that neither the script nor the user's modules define stay in sys.argv.
             parse_known([sys.argv[0], *self._payload.own_flags])
         return work
 
@@ -302,10 +274,10 @@ class _WithFlags:
 def leave(code: int) -> NoReturn:
     """Ends a forked worker as an interpreter ends: threads, exit functions, streams.
 
-    It goes no further, whatever happens: above is the agent's stack.
+    It never returns or raises, because the callers on the stack are the agent's.
     """
     try:
-        # The work is done; to be asked once more to end is no reason to end badly.
+        # The work is done, so another SIGTERM must not make this end a failure.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with contextlib.suppress(BaseException):
             threading._shutdown()  # type: ignore[attr-defined]

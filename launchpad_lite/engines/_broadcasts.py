@@ -11,9 +11,9 @@ from launchpad_lite.engines.errors import EngineError
 
 T = TypeVar("T")
 
-#: Of the pickle that is being made: what it refers to.
+#: The values to which the pickle that is being made refers.
 _referred: "contextvars.ContextVar[dict[str, Broadcast[Any]]]" = contextvars.ContextVar("referred")
-#: Of the pickle that is being read: what has come before it.
+#: The values that came before the pickle that is being read.
 _received: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar("received")
 
 

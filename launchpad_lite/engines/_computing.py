@@ -1,4 +1,4 @@
-"""How a worker of map-reduce computes partitions, whoever runs the worker, within limited memory."""
+"""Computes partitions of map-reduce within limited memory, on our workers or others."""
 
 import collections
 import contextlib
@@ -21,8 +21,8 @@ from launchpad_lite.engines._broadcasts import load
 from launchpad_lite.engines._hashing import PLAIN, canonical, first_of, stable_hash
 from launchpad_lite.engines._operations import (
     Cached,
-    Items,
-    Lines,
+    ItemsSource,
+    LinesSource,
     Narrow,
     Operation,
     Shuffled,
@@ -31,35 +31,36 @@ from launchpad_lite.engines._operations import (
     link,
     sort,
 )
-from launchpad_lite.engines._store import Store
+from launchpad_lite.engines._store import ChunkStore
 
-#: Objects whose memory is measured, of many: of the items, and of what is in each.
+#: How many objects are measured at most: of the items, and inside each.
 _MEASURED = 32
 _MEASURED_PARTS = 8
-#: What items share with the program.
+#: Types of objects that items share with the program.
 _SHARED = type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType
-#: Bytes at the end of a chunk: how many its items take. What reads pickles ignores them.
+#: Bytes at the end of a chunk that say how many its items take. Unpickling ignores them.
 _WEIGHT_BYTES = 8
 #: M_ARENA_MAX of malloc.h.
 _ARENA_MAX = -8
-#: How often a partition that does not fit into memory is read, at most: then it takes more memory.
+#: A partition that does not fit into memory is read at most so often; after that, it takes more
+#: memory.
 _MOST_PASSES = 100
 #: Items in a chunk that is written, and bytes, at most.
 _CHUNK = 4096
 _CHUNK_BYTES = 1 << 20
 #: Bytes of items that are divided at a time, at most: with more, memory grows and nothing is faster.
 _PORTION_BYTES = 16 << 20
-#: How many chunks are to fit into memory, if nothing else is said.
+#: How many chunks are to fit into memory, by default.
 _STREAMS = 16
 #: After how many items the memory that they take is looked at for the first time.
 _FIRST_LOOK = 4
 
-#: What is done with the items of a partition, given its number.
+#: A function of the number of a partition and its items.
 Action = Callable[[int, Iterator[Any]], Any]
 
 
 @dataclass(frozen=True)
-class Stage:
+class JobStage:
     """A part of a job that runs without an exchange of items.
 
     Attributes:
@@ -74,18 +75,18 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Step:
+class PartitionStep:
     """One partition to compute.
 
     Attributes:
         stage: What it is a part of.
-        operation: Whose partition, by number.
+        operation: The operation whose partition it is, by number.
         partition: Which one.
         target: Number of the wide or cached operation that it is for; None: it is for the action.
         source: Index of the partition among the inputs of that.
     """
 
-    stage: Stage
+    stage: JobStage
     operation: int
     partition: int
     target: int | None
@@ -96,11 +97,11 @@ class Step:
 Operations = Mapping[int, Operation]
 
 
-def where(step: Step, operations: Operations) -> str:
+def where(step: PartitionStep, operations: Operations) -> str:
     """Returns stage, partition and file of a step, for people."""
     text = f"stage {step.stage.number} ({step.stage.title}), partition {step.partition}"
     *_, (first, index) = chain_of(operations[step.operation], step.partition)
-    return f"{text} ({first.blocks[index]})" if isinstance(first, Lines) else text
+    return f"{text} ({first.blocks[index]})" if isinstance(first, LinesSource) else text
 
 
 def limit(memory_bytes: int | None, workers: int | None = None) -> int:
@@ -134,15 +135,15 @@ def items_of(
     Args:
         operation: Whose partition.
         partition: Which one.
-        begin: Returns those of `Items`, `Shuffled` and `Cached`, which others have computed.
+        begin: Returns those of `ItemsSource`, `Shuffled` and `Cached`, which others have computed.
     """
     narrow: list[Narrow] = []
     for each, index in chain_of(operation, partition):
         if isinstance(each, Narrow):
             narrow.append(each.at(index))
-        elif isinstance(each, Items | Shuffled | Cached):
+        elif isinstance(each, ItemsSource | Shuffled | Cached):
             return apply_all(reversed(narrow), begin(each, index))
-        elif isinstance(each, Lines):
+        elif isinstance(each, LinesSource):
             return apply_all(reversed(narrow), each.compute(index))
     raise AssertionError(f"{operation.title} begins with nothing")
 
@@ -176,7 +177,7 @@ def memory_of(items: Collection[Any]) -> int:
     sizes: dict[int, float] = {}
     counts: collections.Counter[int] = collections.Counter()
     for item in sample:
-        #: Objects, and for how many such of the item each of them stands.
+        #: Objects, and how many objects of the item each of them represents.
         waiting = [(item, 1.0)]
         seen: set[int] = set()
         while waiting:
@@ -185,7 +186,7 @@ def memory_of(items: Collection[Any]) -> int:
             if id(each) in seen or issubclass(kind, _SHARED):
                 continue
             seen.add(id(each))
-            # Arrays may look into others.
+            # Arrays may be views of others.
             buffer = each.nbytes if hasattr(kind, "nbytes") else 0
             size = max(sys.getsizeof(each), buffer if isinstance(buffer, int) else 0)
             sizes[id(each)] = share * size
@@ -194,7 +195,7 @@ def memory_of(items: Collection[Any]) -> int:
             some = parts[:: len(parts) // _MEASURED_PARTS | 1]
             waiting += [(part, share * len(parts) / len(some)) for part in some]
         counts.update(seen)
-    # What several items have in common is there once.
+    # An object that several items share is in memory once.
     ratio = len(items) / len(sample)
     total = sum(size * (ratio if counts[each] == 1 else 1) for each, size in sizes.items())
     return int(8 * len(items) + total)
@@ -285,7 +286,7 @@ class Computing:
             return fetched(everything)
         if shuffle.kind == "sort":
             return self._sorted(shuffle, fetched(everything), passes)
-        # What does not fit is read several times, some of the keys each time.
+        # A partition that does not fit is read several times, for some of the keys each time.
         rounds = [
             functools.partial(_is_in_round, shuffle.partitions, passes, number)
             for number in range(passes)
@@ -345,7 +346,7 @@ class Computing:
             portion = list(items)
             nans = order(portion)
             return itertools.chain(portion, nans)
-        store = Store(self._spill_folder)
+        store = ChunkStore(self._spill_folder)
         owner = "sort", 0
         store.open(owner)
         count = 0

@@ -11,7 +11,7 @@ import courier
 from launchpad_lite.engines._computing import (
     Action,
     Computing,
-    Step,
+    PartitionStep,
     items_of,
     limit,
     load_job,
@@ -22,7 +22,7 @@ from launchpad_lite.engines._computing import (
 from launchpad_lite.engines._jobs import Backend, Job, Show
 from launchpad_lite.engines._operations import (
     Cached,
-    Items,
+    ItemsSource,
     Operation,
     Shuffled,
     beginnings_of,
@@ -36,14 +36,16 @@ if TYPE_CHECKING:
     from launchpad_lite.engines._broadcasts import Broadcast
 
 #: Starts a task for each partition, for a wide or cached operation or for the action.
-_Submit = Callable[[Sequence[tuple[Operation, int]], Operation | None], list[tuple[Any, Step]]]
+_Submit = Callable[
+    [Sequence[tuple[Operation, int]], Operation | None], list[tuple[Any, PartitionStep]]
+]
 
 
 class DaskBackend(Backend):
     """Runs jobs on a Dask cluster.
 
-    Dask hands out the tasks, keeps what they leave (on disk, if it must), and computes again what
-    was lost.
+    Dask hands out the tasks, keeps their output (on disk, if it must), and computes lost output
+    again.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class DaskBackend(Backend):
         self.workers = workers or sum(self._client.ncores().values()) or 1
         self._limits = memory_bytes, spill_folder
         self._show = show
-        #: What tasks have left: for wide operations by input, for cached ones by partition.
+        #: The output of tasks: for wide operations by input, for cached ones by partition.
         self._left: dict[int, list[Any]] = {}
         #: Free when the user has dropped the value.
         self._received: weakref.WeakKeyDictionary[Broadcast[Any], Any] = weakref.WeakKeyDictionary()
@@ -92,7 +94,6 @@ class DaskBackend(Backend):
     def run(
         self, operation: Operation, action: Action, title: str, *, keep: bool = False
     ) -> list[Any]:
-        """As `Backend.run`."""
         job = Job(operation, action, title)
         for broadcast in job.broadcasts.values():
             if broadcast not in self._received:
@@ -108,7 +109,7 @@ class DaskBackend(Backend):
             inputs = [(operation, partition) for partition in range(operation.partitions)]
             return list(map(pickle.loads, self._wait(submit(inputs, None))))
         except BaseException:
-            # What was to be cached, and was not.
+            # Partitions that were to be cached, and were not.
             bad = [
                 number
                 for number, futures in self._left.items()
@@ -121,7 +122,6 @@ class DaskBackend(Backend):
                 self.forget([each.number for each in shuffles_of(operation)])
 
     def forget(self, operations: Sequence[int]) -> None:
-        """As `Backend.forget`."""
         for number in operations:
             self._left.pop(number, None)
 
@@ -147,8 +147,8 @@ class DaskBackend(Backend):
         received: Mapping[str, Any],
         inputs: Sequence[tuple[Operation, int]],
         target: Operation | None,
-    ) -> list[tuple[Any, Step]]:
-        """Returns the future of each task that computes a partition, and what it is."""
+    ) -> list[tuple[Any, PartitionStep]]:
+        """Returns the future of each task that computes a partition, and the kind of its result."""
         tasks = []
         for source, (operation, partition) in enumerate(inputs):
             step = job.step(operation, partition, target, source)
@@ -162,7 +162,7 @@ class DaskBackend(Backend):
     def _begun(self, operation: Operation, partition: int) -> list[Any]:
         """Returns the chunks that a task begins with, by source, or futures of them."""
         for first, index in chain_of(operation, partition):
-            if isinstance(first, Items):
+            if isinstance(first, ItemsSource):
                 return [[first.chunks[index]]]
             if isinstance(first, Cached):
                 return [self._left[first.number][index]]
@@ -174,7 +174,7 @@ class DaskBackend(Backend):
                 return futures
         return []
 
-    def _wait(self, tasks: Sequence[tuple[Any, Step]]) -> list[Any]:
+    def _wait(self, tasks: Sequence[tuple[Any, PartitionStep]]) -> list[Any]:
         """Returns the results of tasks.
 
         Raises:
@@ -198,7 +198,7 @@ class DaskBackend(Backend):
             raise
 
 
-def _raise(future: Any, step: Step) -> None:
+def _raise(future: Any, step: PartitionStep) -> None:
     try:
         future.result()
     except (TaskError, SpillError):
@@ -213,7 +213,7 @@ def _raise(future: Any, step: Step) -> None:
 def _compute(
     payload: bytes,
     received: Mapping[str, Any],
-    step: Step,
+    step: PartitionStep,
     memory_bytes: int | None,
     spill_folder: str | None,
     begun: Sequence[Sequence[bytes]],

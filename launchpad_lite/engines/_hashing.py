@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-#: Their forms are they themselves.
+#: These are their own forms.
 PLAIN = frozenset([str, bytes, int, bool, types.NoneType])
 #: The form of all that does not equal itself.
 _NAN = (float, "nan")
@@ -105,7 +105,7 @@ def _rule(kind: type) -> Callable[[Any], Any]:
     if kind.__module__ == "numpy" and not kind.__name__.endswith("longdouble"):
         return _of_numpy
     for base, rule in _RULES:
-        # One that defines equality itself would be taken apart, or brought together, by ours.
+        # A type with an equality of its own may disagree with ours.
         if issubclass(kind, base) and _equality(kind) is _equality(base):
             return rule
     if dataclasses.is_dataclass(kind) and (names := _compared(kind)) is not None:
@@ -127,7 +127,8 @@ def _equality(kind: Any) -> Any:
 def _compared(kind: type) -> list[str] | None:
     """Returns the fields that make two of a dataclass equal; None: it says so itself."""
     names = [field.name for field in dataclasses.fields(kind) if field.compare]
-    # What the module would make, compared as code: that it has made it stands nowhere.
+    # Compares the code with what `dataclasses` would generate, because nothing marks generated
+    # methods.
     made = dataclasses.make_dataclass("_", names).__eq__.__code__
     code = getattr(_equality(kind), "__code__", None)
     same = code and (code.co_code, code.co_names) == (made.co_code, made.co_names)

@@ -1,10 +1,10 @@
-"""An action on a dataset, as its workers get it; whoever runs them."""
+"""An action on a dataset, as its workers get it, be they ours, Dask's or Spark's."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from launchpad_lite.engines._broadcasts import Broadcast, dump
-from launchpad_lite.engines._computing import Action, Stage, Step
+from launchpad_lite.engines._computing import Action, JobStage, PartitionStep
 from launchpad_lite.engines._operations import (
     Operation,
     Shuffled,
@@ -15,7 +15,7 @@ from launchpad_lite.engines._operations import (
 from launchpad_lite.engines.errors import EngineError
 
 #: Shows how far a stage is: tasks done, of how many.
-Show = Callable[[Stage, int, int], None]
+Show = Callable[[JobStage, int, int], None]
 
 
 class Backend(Protocol):
@@ -53,7 +53,7 @@ class Job:
 
     Attributes:
         payload: The pickle of operations by their number, and of the action.
-        broadcasts: What has to be there when that is loaded, by name.
+        broadcasts: The broadcasts that the payload needs, by name.
     """
 
     def __init__(self, operation: Operation, action: Action, title: str) -> None:
@@ -69,8 +69,8 @@ class Job:
         """
         self._title = title
         self._shuffles = shuffles_of(operation)
-        # Each task asks, and each answer is a walk through the plan.
-        self._stages: dict[tuple[int, int], Stage] = {}
+        # Cached: each task asks, and each answer is a walk through the plan.
+        self._stages: dict[tuple[int, int], JobStage] = {}
         operations = {each.number: each for each in operations_of(operation)}
         self.payload: bytes
         self.broadcasts: dict[str, Broadcast[Any]]
@@ -81,28 +81,28 @@ class Job:
         except Exception as error:
             raise TypeError(_what_cannot_be_pickled(operations, error)) from error
 
-    def stage(self, operation: Operation, target: Operation | None) -> Stage:
+    def stage(self, operation: Operation, target: Operation | None) -> JobStage:
         """Returns the stage that computes an operation for a wide or cached one, or for the action."""
         key = operation.number, 0 if target is None else target.number
         if key not in self._stages:
             self._stages[key] = self._stage_of(operation, target)
         return self._stages[key]
 
-    def _stage_of(self, operation: Operation, target: Operation | None) -> Stage:
+    def _stage_of(self, operation: Operation, target: Operation | None) -> JobStage:
         title = self._title if target is None else target.title
         if isinstance(target, Shuffled):
             number = self._shuffles.index(target) + 1
         else:
             number = len(shuffles_of(operation)) + 1
-        return Stage(number, len(self._shuffles) + 1, f"{pipeline_of(operation)} → {title}")
+        return JobStage(number, len(self._shuffles) + 1, f"{pipeline_of(operation)} → {title}")
 
     def step(
         self, operation: Operation, partition: int, target: Operation | None, source: int
-    ) -> Step:
+    ) -> PartitionStep:
         """Returns how a partition is computed, for a wide or cached operation or for the action."""
         number = None if target is None else target.number
         stage = self.stage(operation, target)
-        return Step(stage, operation.number, partition, number, source)
+        return PartitionStep(stage, operation.number, partition, number, source)
 
 
 def _what_cannot_be_pickled(operations: dict[int, Operation], error: Exception) -> str:

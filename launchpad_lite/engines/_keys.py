@@ -7,7 +7,7 @@ from typing import Any
 
 from launchpad_lite.engines.errors import UnknownKeyError
 
-#: What a value is known by: text, a whole number, bytes, or a tuple of these.
+#: The key of a value: text, a whole number, bytes, or a tuple of these.
 Key = str | int | bytes | tuple["Key", ...]
 
 
@@ -55,7 +55,7 @@ def hash_of(key: Key) -> int:
 
 
 def unknown_key(where: str, key: object, known: Iterable[Key]) -> UnknownKeyError:
-    """Returns the error of a key that nobody has set.
+    """Returns the error of a key that was never set.
 
     Args:
         where: The node that was asked.

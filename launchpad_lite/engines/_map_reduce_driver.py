@@ -2,8 +2,6 @@
 
 import collections
 import concurrent.futures
-import contextlib
-import threading
 import time
 import uuid
 import weakref
@@ -12,18 +10,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import courier
-from launchpad_lite.engines._computing import Action, Stage
+from launchpad_lite.engines._computing import Action, JobStage
 from launchpad_lite.engines._jobs import Backend, Job, Show
 from launchpad_lite.engines._map_reduce_worker import (
     PROCESS,
     NotPreparedError,
-    Output,
-    Task,
+    StageOutput,
+    StepRequest,
     ignore,
 )
 from launchpad_lite.engines._operations import (
     Cached,
-    Items,
+    ItemsSource,
     Operation,
     Shuffled,
     chain_of,
@@ -35,70 +33,53 @@ from launchpad_lite.engines.errors import EngineError, TaskError
 if TYPE_CHECKING:
     from launchpad_lite.engines._broadcasts import Broadcast
 
-#: Tasks that a worker has at a time: the next one is there when one ends.
+#: Tasks that a worker has at a time, so that the next one is there when one ends.
 _AT_A_TIME = 2
 #: How often a task is computed again when its worker was lost.
 _MOST_LOSSES = 4
-#: How often a task may find that what it begins with was lost.
+#: How often a task may find that its input was lost.
 _MOST_MISSES = 50
-#: Seconds between two looks at what is shown.
+#: Seconds between two updates of the progress.
 _SHOW_S = 0.2
 
-#: Seconds that workers have to end, or to say that they compute nothing, when an action is interrupted.
+#: Seconds that workers get to end, or to report that they are idle, when an action is interrupted.
 _END_S = 0.5
-#: Seconds that a worker has to hear that the driver leaves.
-_LEAVE_S = 5.0
-
-_LOST = (courier.ServerLostError, courier.ServerUnreachableError)
 
 
 @dataclass(eq=False)
-class _Place:
+class _WorkerPlace:
     """A worker, as the driver sees it."""
 
     index: int
     client: Any
-    #: Whether it keeps what we leave there.
-    is_entered: bool = False
-    #: The name of that, for the worker.
+    #: The stream that keeps our data there while it is open, and the name of the data on the
+    #: worker.
+    stream: Any = None
     life: str = ""
-    #: What it has got, in this life.
+    #: The broadcasts that it has, in this life.
     prepared: set[str] = field(default_factory=set)
     received: set[str] = field(default_factory=set)
     running: int = 0
-    #: Whether it gets no other task, so that a loss is that of this one.
+    #: Whether it gets no other task, so that this one is known to be the cause of a loss.
     is_reserved: bool = False
-    #: The call that is answered when it is back; None while it is there.
+    #: The call that ends when the worker is back; None while it is there.
     returns: "concurrent.futures.Future[None] | None" = None
 
     def stay(self) -> None:
         """Has the worker keep what it gets from now on, in a new life."""
-        self.life = self.client.enter()
-        self.is_entered = True
-        # No future: a node waits at its end for those that have no answer.
-        threading.Thread(
-            target=self._hold, args=(self.life,), name=f"map-reduce-{self.index}", daemon=True
-        ).start()
-
-    def _hold(self, life: str) -> None:
-        """Makes the call for whose time the worker keeps what we leave there."""
-        with contextlib.suppress(courier.CourierError):  # it is lost, or this node has ended
-            self.client.stay(life)
+        stream = iter(self.client.stay())
+        self.life, self.stream = next(stream), stream
 
     def leave(self) -> None:
         """Has the worker drop what it keeps for us."""
-        if self.is_entered:
-            self._forget()
-            with contextlib.suppress(courier.CourierError):
-                courier.with_timeout(self.client, _LEAVE_S).leave(self.life)
-
-    def _forget(self) -> None:
-        self.is_entered = False
+        if self.stream is not None:
+            self.stream.close()
+        self.stream = None
         self.prepared.clear()
         self.received.clear()
 
     def is_lost(self) -> None:
-        self._forget()
+        self.leave()
         if self.returns is None:
             self.returns = self.client.futures.hello()
             self.returns.add_done_callback(ignore)
@@ -130,16 +111,16 @@ class Driver(Backend):
             is_alone: Whether the workers are for it alone, and come back if they are ended.
         """
         self._is_alone = is_alone
-        self._places = [_Place(index, client) for index, client in enumerate(workers)]
+        self._places = [_WorkerPlace(index, client) for index, client in enumerate(workers)]
         self._show = show
         self.workers = len(self._places)
-        #: What wide operations are made of, by their number: where each input is.
-        self._outputs: dict[int, dict[int, Output]] = {}
-        #: Which worker has which partition of a cached operation.
-        self._cached: dict[tuple[int, int], _Place] = {}
+        #: The places of all inputs of wide operations, by their number.
+        self._outputs: dict[int, dict[int, StageOutput]] = {}
+        #: The worker of each partition of a cached operation.
+        self._cached: dict[tuple[int, int], _WorkerPlace] = {}
         #: Of the job that runs: how often a task has lost its worker.
         self._losses: collections.Counter[tuple[tuple[int, int], int]] = collections.Counter()
-        #: Those that this process still has, by name.
+        #: Broadcasts that this process still has, by name.
         self._broadcasts: weakref.WeakValueDictionary[str, Broadcast[Any]] = (
             weakref.WeakValueDictionary()
         )
@@ -147,7 +128,6 @@ class Driver(Backend):
     def run(
         self, operation: Operation, action: Action, title: str, *, keep: bool = False
     ) -> list[Any]:
-        """As `Backend.run`."""
         job = Job(operation, action, title)
         self._broadcasts.update(job.broadcasts)
         name = uuid.uuid4().hex
@@ -183,7 +163,6 @@ class Driver(Backend):
             self._forget([name], [] if keep else [each.number for each in shuffles_of(operation)])
 
     def forget(self, operations: Sequence[int]) -> None:
-        """As `Backend.forget`."""
         self._forget([], operations)
 
     def close(self) -> None:
@@ -198,10 +177,10 @@ class Driver(Backend):
             for key in [key for key in self._cached if key[0] == number]:
                 del self._cached[key]
         for place in self._places:
-            if place.is_entered:
+            if place.stream is not None:
                 try:
                     place.client.forget(place.life, jobs, operations)
-                except _LOST:
+                except courier.ServerGoneError:
                     self._lose(place)
 
     def _is_cached(self, operation: Operation) -> bool:
@@ -218,13 +197,13 @@ class Driver(Backend):
         name: str,
         planned: Sequence[_Planned],
         results: dict[int, Any],
-        stage: Stage,
+        stage: JobStage,
         total: int,
     ) -> None:
         """Computes partitions; returns early when an input was lost, with what there is."""
         waiting = collections.deque(planned)
         # With the life that was asked: an answer is of that, also if the place has another one by now.
-        calls: dict[concurrent.futures.Future[Any], tuple[_Planned, _Place, str]] = {}
+        calls: dict[concurrent.futures.Future[Any], tuple[_Planned, _WorkerPlace, str]] = {}
         is_incomplete = False
         shown_at = time.monotonic()
         try:
@@ -233,7 +212,7 @@ class Driver(Backend):
                     each, place = chosen
                     try:
                         calls[self._begin(job, name, each, place)] = each, place, place.life
-                    except _LOST:
+                    except courier.ServerGoneError:
                         self._lose(place)
                         is_incomplete = True
                     except NotPreparedError:
@@ -245,7 +224,7 @@ class Driver(Backend):
                 )
                 for call in done:
                     if call not in calls:
-                        self._welcome(call)
+                        self._note_return(call)
                         continue
                     each, place, life = calls.pop(call)
                     is_over = life != place.life
@@ -255,7 +234,7 @@ class Driver(Backend):
                         results[each.source] = call.result()
                         if not is_over:
                             self._note_cached(each, place)
-                    except _LOST:
+                    except courier.ServerGoneError:
                         if not is_over:
                             self._lose(place)
                         self._note_loss(each, place, stage)
@@ -290,8 +269,8 @@ class Driver(Backend):
                 place.running -= 1
                 place.is_reserved = False
 
-    def _abandon(self, job: str, places: Iterable[_Place]) -> None:
-        """Ends the workers that compute for a job, which others would wait for."""
+    def _abandon(self, job: str, places: Iterable[_WorkerPlace]) -> None:
+        """Ends the workers that compute for a job, because other jobs would wait for them."""
         ends = {place: place.client.futures.end(job, PROCESS) for place in places if self._is_alone}
         concurrent.futures.wait(ends.values(), _END_S)
         for place, end in ends.items():
@@ -299,7 +278,9 @@ class Driver(Backend):
             if not end.done() or end.exception() is not None:
                 self._lose(place)
 
-    def _choose(self, waiting: "collections.deque[_Planned]") -> tuple[_Planned, _Place] | None:
+    def _choose(
+        self, waiting: "collections.deque[_Planned]"
+    ) -> tuple[_Planned, _WorkerPlace] | None:
         """Takes a task out of those that wait, with its worker; None while all have enough to do."""
         free = [
             place
@@ -307,9 +288,10 @@ class Driver(Backend):
             if place.returns is None and place.running < _AT_A_TIME and not place.is_reserved
         ]
         for index, planned in enumerate(waiting if free else ()):
-            # What is cached is nowhere else.
+            # A cached partition is nowhere else.
             place = self._place_of(planned) or min(free, key=lambda place: place.running)
-            # One that has lost its worker is alone: who was there with it may be to blame.
+            # A task that has lost its worker runs alone, because the task beside it may be the
+            # cause.
             if place in free and not (self._was_lost(planned) and place.running):
                 del waiting[index]
                 return planned, place
@@ -318,7 +300,7 @@ class Driver(Backend):
     def _was_lost(self, planned: _Planned) -> bool:
         return (planned.key, _MOST_LOSSES) in self._losses
 
-    def _place_of(self, planned: _Planned) -> _Place | None:
+    def _place_of(self, planned: _Planned) -> _WorkerPlace | None:
         """Returns the worker that has cached what a task begins with."""
         for operation, partition in chain_of(planned.operation, planned.partition):
             if place := self._cached.get((operation.number, partition)):
@@ -326,28 +308,28 @@ class Driver(Backend):
         return None
 
     def _begin(
-        self, job: Job, name: str, planned: _Planned, place: _Place
+        self, job: Job, name: str, planned: _Planned, place: _WorkerPlace
     ) -> "concurrent.futures.Future[Any]":
         if name not in place.prepared:
             self._prepare(job, name, place)
         items = b""
-        outputs: Sequence[Output] = ()
+        outputs: Sequence[StageOutput] = ()
         *_, (first, index) = chain_of(planned.operation, planned.partition)
-        if isinstance(first, Items):
+        if isinstance(first, ItemsSource):
             items = first.chunks[index]
         elif isinstance(first, Shuffled):
             known = self._outputs.get(first.number, {})
             outputs = [known[source] for source in sorted(known)]
         step = job.step(planned.operation, planned.partition, planned.shuffle, planned.source)
         call: concurrent.futures.Future[Any] = place.client.futures.compute(
-            place.life, Task(name, step, items, outputs)
+            place.life, StepRequest(name, step, items, outputs)
         )
         place.running += 1
         place.is_reserved = self._was_lost(planned)
         return call
 
-    def _prepare(self, job: Job, name: str, place: _Place) -> None:
-        if not place.is_entered:  # or it was started again while nobody called it
+    def _prepare(self, job: Job, name: str, place: _WorkerPlace) -> None:
+        if place.stream is None:  # or it was started again between two calls
             self._lose_life(place.life)
             place.stay()
         for sent, broadcast in job.broadcasts.items():
@@ -360,7 +342,7 @@ class Driver(Backend):
 
     # Workers that come and go.
 
-    def _note_cached(self, planned: _Planned, place: _Place) -> None:
+    def _note_cached(self, planned: _Planned, place: _WorkerPlace) -> None:
         for operation, partition in chain_of(planned.operation, planned.partition):
             if (operation.number, partition) in self._cached:
                 return  # it began here
@@ -368,9 +350,9 @@ class Driver(Backend):
                 self._cached[operation.number, partition] = place
 
     def _note_loss(
-        self, planned: _Planned, place: _Place, stage: Stage, most: int = _MOST_LOSSES
+        self, planned: _Planned, place: _WorkerPlace, stage: JobStage, most: int = _MOST_LOSSES
     ) -> None:
-        """Counts that a task has lost its worker, or what it begins with.
+        """Counts that a task has lost its worker or its input.
 
         Raises:
             TaskError: Too often: it may be what ends the workers.
@@ -381,13 +363,13 @@ class Driver(Backend):
             return
         where = f"partition {planned.partition} of stage {stage.number} ({stage.title})"
         if most == _MOST_MISSES:
-            raise TaskError(f"what {where} is computed from was lost {most} times")
+            raise TaskError(f"the input of {where} was lost {most} times")
         raise TaskError(
             f"worker {place.index} was lost, the {most}th one that computed {where}: its code may be "
             "what ends them, or that of another partition that it had to compute"
         )
 
-    def _lose(self, place: _Place) -> None:
+    def _lose(self, place: _WorkerPlace) -> None:
         place.is_lost()
         self._lose_life(place.life)
 
@@ -398,7 +380,7 @@ class Driver(Backend):
         for key in [key for key, place in self._cached.items() if place.life == life]:
             del self._cached[key]
 
-    def _welcome(self, call: "concurrent.futures.Future[None]") -> None:
+    def _note_return(self, call: "concurrent.futures.Future[None]") -> None:
         place = next(place for place in self._places if place.returns is call)
         place.returns = None
         try:

@@ -1,4 +1,4 @@
-"""A worker of the map-reduce engine: computes partitions, and keeps what others will fetch."""
+"""A worker of the map-reduce engine: computes partitions, and keeps output for other workers."""
 
 import asyncio
 import functools
@@ -8,7 +8,7 @@ import pickle
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from launchpad_lite.engines._computing import (
     Action,
     Computing,
     Operations,
-    Step,
+    PartitionStep,
     items_of,
     limit,
     load_job,
@@ -26,8 +26,8 @@ from launchpad_lite.engines._computing import (
     weight_of,
     where,
 )
-from launchpad_lite.engines._operations import Cached, Items, Operation, Shuffled
-from launchpad_lite.engines._store import MissingError, Store
+from launchpad_lite.engines._operations import Cached, ItemsSource, Operation, Shuffled
+from launchpad_lite.engines._store import ChunkStore, MissingError
 from launchpad_lite.engines._user_code import Named
 from launchpad_lite.engines.errors import EngineError
 
@@ -45,8 +45,8 @@ class NotPreparedError(EngineError):
 
 
 @dataclass(frozen=True)
-class Output:
-    """What a task has left with its worker for the tasks of the next stage.
+class StageOutput:
+    """The output of a task, kept by its worker for the tasks of the next stage.
 
     Attributes:
         worker: Index of the worker.
@@ -60,35 +60,34 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Task:
+class StepRequest:
     """A step, and what it needs.
 
     Attributes:
         job: Whose operations these are.
         step: What to compute.
-        items: Pickled items of the partition that it begins with, if the driver has them.
-        outputs: Where those are that it begins with, if they come from a wide operation.
+        items: Pickled items of its input partition, if the driver has them.
+        outputs: Where its input items are, if they come from a wide operation.
     """
 
     job: str
-    step: Step
+    step: PartitionStep
     items: bytes
-    outputs: Sequence[Output]
+    outputs: Sequence[StageOutput]
 
 
 @dataclass(eq=False)
 class _Stay:
-    """What a driver has left here, as long as it is there."""
+    """The data of a driver on this worker, kept while the driver is connected."""
 
     life: str
+    #: Ends it.
+    end: Callable[[], object]
     jobs: dict[str, tuple[Operations, Action]] = field(default_factory=dict)
     broadcasts: dict[str, Any] = field(default_factory=dict)
-    is_over: bool = False
-    #: Ends it.
-    end: Callable[[], object] = lambda: None
 
 
-class Worker:
+class MapReduceWorker:
     """Computes one partition at a time. Thread-safe: others fetch meanwhile."""
 
     def __init__(
@@ -109,7 +108,7 @@ class Worker:
         self._index = index
         self._peers = peers
         part = limit(memory_bytes, len(peers))
-        self._store = Store(spill_folder)
+        self._store = ChunkStore(spill_folder)
         self._computes = Computing(part, spill_folder)
         #: By life.
         self._stays: dict[str, _Stay] = {}
@@ -123,35 +122,21 @@ class Worker:
     def hello(self) -> None:
         """Returns when the worker is there."""
 
-    def enter(self) -> str:
-        """Returns the name of all that a driver leaves here: its life. It calls `stay` next."""
-        stay = _Stay(uuid.uuid4().hex)
-        self._stays[stay.life] = stay
-        return stay.life
-
-    async def stay(self, life: str) -> None:
-        """Returns when a driver leaves, or is gone; then all of its life is dropped."""
-        if (stay := self._stays.get(life)) is None:
-            return  # the process that knew it is gone
+    async def stay(self) -> AsyncIterator[str]:
+        """Keeps the data of a driver while it reads this stream; yields the name of the data, its life."""
         ended, loop = asyncio.Event(), asyncio.get_running_loop()
-        stay.end = functools.partial(loop.call_soon_threadsafe, ended.set)
+        stay = _Stay(uuid.uuid4().hex, functools.partial(loop.call_soon_threadsafe, ended.set))
+        self._stays[stay.life] = stay
         try:
-            if not (self._stops or stay.is_over):
-                await ended.wait()
+            yield stay.life
+            if not self._stops:
+                await ended.wait()  # or the driver leaves, or is gone
         finally:
-            del self._stays[life]
-            self._store.drop_all(life)
-
-    @courier.idempotent
-    def leave(self, life: str) -> None:
-        """Ends a stay."""
-        stay = self._stays.get(life)
-        if stay is not None:
-            stay.is_over = True
-            stay.end()
+            del self._stays[stay.life]
+            self._store.drop_all(stay.life)
 
     def _stop(self) -> None:
-        """Lets the node end, which would wait for calls of `stay`."""
+        """Ends the streams of drivers, for which the end of the node would wait."""
         self._stops = True
         for stay in list(self._stays.values()):
             stay.end()
@@ -189,7 +174,7 @@ class Worker:
 
     @courier.idempotent
     def forget(self, life: str, jobs: Sequence[str], owners: Sequence[int]) -> None:
-        """Drops jobs, and what was kept for operations."""
+        """Drops jobs, and the output of operations."""
         if stay := self._stays.get(life):
             for job in jobs:
                 stay.jobs.pop(job, None)
@@ -211,7 +196,7 @@ class Worker:
     def fetch(
         self, life: str, shuffle: int, sources: Sequence[int], partition: int
     ) -> list[list[bytes]]:
-        """Returns chunks of what tasks have left here, by task.
+        """Returns chunks of the output of tasks, by task.
 
         Raises:
             MissingError: It is not here any more.
@@ -234,7 +219,7 @@ class Worker:
         if not all(self._store.has((life, shuffle), (source, -1)) for source in sources):
             raise MissingError(life)
 
-    def compute(self, life: str, task: Task) -> Any:
+    def compute(self, life: str, task: StepRequest) -> Any:
         """Computes a partition.
 
         Args:
@@ -242,7 +227,7 @@ class Worker:
             task: What to compute.
 
         Returns:
-            The result; the `Output` if it is for another stage.
+            The result; the `StageOutput` if it is for another stage.
 
         Raises:
             NotPreparedError: `prepare` comes first.
@@ -269,7 +254,9 @@ class Worker:
                 elif task.job not in stay.jobs and step.target is not None:
                     self._store.drop((life, step.target))  # the job failed meanwhile
 
-    def _computed(self, stay: _Stay, task: Task, operations: Operations, action: Action) -> Any:
+    def _computed(
+        self, stay: _Stay, task: StepRequest, operations: Operations, action: Action
+    ) -> Any:
         step = task.step
         missing: list[MissingError] = []
         begin = functools.partial(self._begin, stay, task, missing)
@@ -279,7 +266,7 @@ class Worker:
         else:
             target = operations[step.target]
             assert isinstance(target, Shuffled)
-            result = Output(
+            result = StageOutput(
                 self._index, stay.life, self._leave(stay.life, target, step.source, items)
             )
         if missing:  # the user's code may have caught it
@@ -289,16 +276,16 @@ class Worker:
     def _begin(
         self,
         stay: _Stay,
-        task: Task,
+        task: StepRequest,
         missing: list[MissingError],
         operation: Operation,
         partition: int,
     ) -> Iterator[Any]:
         """Returns the items of a partition that a task begins with; notes if some are missing."""
-        if isinstance(operation, Items):
+        if isinstance(operation, ItemsSource):
             return loaded([task.items])
         if isinstance(operation, Shuffled):
-            if len(task.outputs) < len(operation.inputs):  # what was to be cached here is not
+            if len(task.outputs) < len(operation.inputs):  # not all are cached here
                 raise MissingError(stay.life)
             total = sum(output.weights[partition] for output in task.outputs)
 
@@ -339,7 +326,7 @@ class Worker:
         self,
         shuffle: int,
         partition: int,
-        outputs: Sequence[Output],
+        outputs: Sequence[StageOutput],
         sources: Sequence[int],
         at_once: bool,
     ) -> Iterator[bytes]:
@@ -353,11 +340,11 @@ class Worker:
             peer = self if worker == self._index else self._peers[worker]
             try:
                 yield from peer.fetch_in_turn(life, shuffle, source, partition)
-            except (courier.ServerLostError, courier.ServerUnreachableError):
+            except courier.ServerGoneError:
                 raise MissingError(life) from None
 
     def _fetched_at_once(
-        self, shuffle: int, partition: int, outputs: Sequence[Output], wanted: Sequence[int]
+        self, shuffle: int, partition: int, outputs: Sequence[StageOutput], wanted: Sequence[int]
     ) -> Iterator[bytes]:
         parts: dict[tuple[int, str], list[int]] = {}
         for source in wanted:
@@ -375,7 +362,7 @@ class Worker:
                 else:
                     chunks = calls.pop((worker, life)).result()
                 found.update(zip(part, chunks, strict=True))
-        except (courier.ServerLostError, courier.ServerUnreachableError):
+        except courier.ServerGoneError:
             raise MissingError(life) from None
         finally:
             for call in calls.values():  # after an error
@@ -385,7 +372,7 @@ class Worker:
 
 
 def ignore(call: "concurrent.futures.Future[Any]") -> None:
-    """Reads an error that nobody else may read, or it would be logged."""
+    """Reads an error that no one else may read, or it would be logged."""
     if not call.cancelled():
         call.exception()
 

@@ -6,12 +6,12 @@ at its own place; only the member itself changes `before`. So ranges meet and do
 A link from A to B holds if and only if B's `before` is A, this very process. A change is answered
 once it went through as many links as there are copies (chain replication; van Renesse and Schneider,
 OSDI 2004). A member that was taken over, rightly or not, has no link any more: it cannot answer a
-change, learns why, and joins again. So a wrong suspicion costs time, but no values.
+change. It learns why, and joins again. So a wrong suspicion costs time, but no values.
 
 A member that leaves hands all on to the next one, which takes it at once. Until the answer is here,
-the one that leaves refuses all, and names the next one instead: a change that it took now would not
-be where the values are. Nobody waits for one that leaves, because the next one accepts what it
-refuses; so those that leave at the same time, even all, do not wait for each other.
+the one that leaves refuses all calls and names the next one instead: a change that it accepted now
+would be lost. No peer waits for one that leaves, because the next one accepts what it refuses; so
+those that leave at the same time, even all, do not wait for each other.
 
 Coroutines for one event loop: what stands between two awaits is done at once. Others are reached by
 a function, so tests can hand in a network that delays and a process that crashes.
@@ -32,42 +32,42 @@ from launchpad_lite.engines.errors import EngineError, ValuesLostError
 
 #: Seconds until something is tried again that another member refused.
 _PAUSE_S = 0.02
-#: Seconds after which a member that leaves trusts its own range again, if nobody has told it who has
+#: Seconds after which a member that leaves trusts its own range again, if it was not told who has
 #: that. Longer than others need to notice that a process is gone.
 _DOUBT_S = 5.0
 
 
 class ElsewhereError(EngineError):
-    """A member was asked for what another one has; or it is not on the ring (any more)."""
+    """The member does not own the key, or is not on the ring (any more)."""
 
 
 class GoneError(EngineError):
     """A process does not answer any more."""
 
 
-class Call(Protocol):
+class CallMember(Protocol):
     """Calls a method of a member; raises GoneError, or what the method raises."""
 
     def __call__(self, to: Contact, method: str, *args: Any) -> Awaitable[Any]: ...
 
 
-class Link(enum.Enum):
-    """What a member answers to the one that says it comes before it."""
+class JoinAnswer(enum.Enum):
+    """The answer of a member to another one that claims to come before it."""
 
     HOLDS = "holds"
     #: It needs all values, not only what has changed.
     BEHIND = "behind"
     #: Another one comes before it.
     APART = "apart"
-    #: It is handing all on to the next one, which is to be asked.
+    #: It is handing all on to the next one: ask that.
     LEAVES = "leaves"
 
 
-Answer = tuple[Link, list[Contact]]
+Answer = tuple[JoinAnswer, list[Contact]]
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredValue:
     """One value.
 
     Attributes:
@@ -82,8 +82,8 @@ class Entry:
 
 
 @dataclass
-class Part:
-    """What one member owns.
+class OwnedPart:
+    """The part of the ring that one member owns.
 
     Attributes:
         owner: The member.
@@ -95,13 +95,13 @@ class Part:
     owner: Contact
     before: Contact | None
     seq: int
-    entries: dict[Key, Entry]
+    entries: dict[Key, StoredValue]
 
     def has(self, place: int) -> bool:
         """Returns whether a place is in its range."""
         return self.before is None or is_between(self.before.place, place, self.owner.place)
 
-    def copy(self) -> "Part":
+    def copy(self) -> "OwnedPart":
         """Returns one that changes by itself."""
         return dataclasses.replace(self, entries=dict(self.entries))
 
@@ -111,10 +111,10 @@ def key_place(key: Key) -> int:
     return place_of(repr(key))
 
 
-class Member:
+class RingMember:
     """One member of the ring, or one that wants to be."""
 
-    def __init__(self, me: Contact, replicas: int, call: Call, rng: random.Random) -> None:
+    def __init__(self, me: Contact, replicas: int, call: CallMember, rng: random.Random) -> None:
         """Makes one that is not on the ring.
 
         Args:
@@ -131,28 +131,29 @@ class Member:
         self._call = call
         self._rng = rng
         #: None if it is not on the ring.
-        self._own: Part | None = None
-        #: A change that not all replicas have yet: nobody reads it.
-        self._pending: dict[Key, Entry] = {}
-        #: Up to which change all replicas have all.
+        self._own: OwnedPart | None = None
+        #: A change that not all replicas have yet: it is not read.
+        self._pending: dict[Key, StoredValue] = {}
+        #: The last change that all replicas have, with all before it.
         self._acked = -1
-        #: Of those before it, the nearest first.
-        self._copies: list[Part] = []
+        #: Copies of the parts of members before it, the nearest first.
+        self._copies: list[OwnedPart] = []
         #: Its changes are numbered on in each of its stays on the ring.
         self._seq = 0
         #: Numbers what it sends with `store_all`.
         self._clock = 0
-        #: Who sent the last `store_all`, and its number.
+        #: The sender of the last `store_all`, and its number.
         self._heard: tuple[Contact, int] = (me, 0)
-        #: Who is being let in: its changes wait until that is known to all replicas.
+        #: The newcomer that is being let in: its changes wait until all replicas know of it.
         self._newcomer: Contact | None = None
-        #: Who is to have all, from when that is on its way until it is known who has it. Meanwhile
-        #: a link to either of them may hold, so this one takes and answers nothing.
+        #: The member that gets all values of this one, from the first message until it is known
+        #: which of them has the values. Meanwhile a link to either of them may hold, so this one
+        #: accepts and answers nothing.
         self._heir: Contact | None = None
-        #: How many have handed all on to it, and do not know yet that it is safe here.
+        #: How many have handed all on to it, and do not know yet that all replicas have it.
         self._inheriting = 0
-        #: Held by what changes values or the range, one after the other. Never while it is
-        #: held does a member wait for a lock of another one.
+        #: Held while values or the range change. A member that holds it never waits for the lock of
+        #: another.
         self._writing = asyncio.Lock()
 
     @property
@@ -160,14 +161,14 @@ class Member:
         """Whether it owns a range."""
         return self._own is not None
 
-    # What others call: who is where.
+    # Called by others: who is where.
 
     async def neighbours(self) -> tuple[Contact, list[Contact]]:
-        """Returns which process it is, and who comes after it; nobody if it is not on the ring."""
+        """Returns which process it is, and its successors; none if it is not on the ring."""
         return self._me, list(self.ring.successors) if self._own is not None else []
 
     async def search(self, place: int, gone: set[str]) -> tuple[Contact, list[Contact] | None]:
-        """Returns itself as the owner of a place, and who comes after it; or whom to ask, and None.
+        """Returns itself as the owner of a place, and its successors; or whom to ask, and None.
 
         Raises:
             ElsewhereError: It is not on the ring.
@@ -177,10 +178,10 @@ class Member:
         if following is not None:
             return following, None
         if not own.has(place):
-            raise ElsewhereError(f"{self._me.name} knows nobody else")
+            raise ElsewhereError(f"{self._me.name} knows no other peer")
         return self._me, list(self.ring.successors)
 
-    # What others call: the ring.
+    # Called by others: the ring.
 
     async def admit(self, newcomer: Contact, seq: int) -> None:
         """Lets a process onto the ring, before this member.
@@ -195,10 +196,10 @@ class Member:
         async with self._writing:
             own = self._on_ring()
             if own.before is not None and own.before.name == newcomer.name:
-                self._take_over()  # it was here before, and has lost all
+                self._take_over()  # it was on the ring before, and has lost its values
             if newcomer.name == self._me.name or not own.has(newcomer.place):
                 raise ElsewhereError(f"{newcomer.name} does not come before {self._me.name}")
-            part = Part(newcomer, own.before or self._me, seq, {})
+            part = OwnedPart(newcomer, own.before or self._me, seq, {})
             for key in [each for each in own.entries if part.has(key_place(each))]:
                 part.entries[key] = own.entries.pop(key)
             copies = self._copies
@@ -221,7 +222,7 @@ class Member:
                 self._newcomer = None
 
     async def receive(
-        self, part: Part, copies: Sequence[Part], after: Sequence[Contact], step: int
+        self, part: OwnedPart, copies: Sequence[OwnedPart], after: Sequence[Contact], step: int
     ) -> None:
         """Begins to own a part: from now on it is on the ring."""
         if self._own is not None or part.owner != self._me or part.seq < self._seq:
@@ -230,7 +231,7 @@ class Member:
         self.ring.follow(after)
         self.step = max(self.step, step)
 
-    async def inherit(self, part: Part, copies: Sequence[Part]) -> None:
+    async def inherit(self, part: OwnedPart, copies: Sequence[OwnedPart]) -> None:
         """Takes over from the member before it, which leaves.
 
         Raises:
@@ -246,23 +247,23 @@ class Member:
         finally:
             self._inheriting -= 1
 
-    # What others call: copies.
+    # Called by others: copies.
 
     async def store(
         self,
         sender: Contact,
         owner: Contact,
         seq: int,
-        changes: Mapping[Key, Entry] | None,
+        changes: Mapping[Key, StoredValue] | None,
         links: int,
     ) -> Answer:
         """Takes changes of an owner, and passes them on.
 
         Args:
-            sender: Who has them, and comes before this one.
-            owner: Whose values they are.
+            sender: The member that has them and comes before this one.
+            owner: The owner of the values.
             seq: The number of this change.
-            changes: What has changed; None asks only whether it has all up to there.
+            changes: What has changed; None only asks whether it has all changes up to `seq`.
             links: How often it is to pass them on.
         """
         refused = self._refused(sender, owner)
@@ -270,23 +271,23 @@ class Member:
             return refused
         part = self._copy_of(owner)
         if part is None or part.seq < seq - (changes is not None):
-            return Link.BEHIND, []
+            return JoinAnswer.BEHIND, []
         if part.seq < seq and changes is not None:
             part.entries.update(changes)
             part.seq = seq
         await self._send(owner, seq, changes, links)
-        return Link.HOLDS, [self._me, *self.ring.successors]
+        return JoinAnswer.HOLDS, [self._me, *self.ring.successors]
 
     async def store_all(
-        self, sender: Contact, clock: int, parts: Sequence[Part], owner: Contact, links: int
+        self, sender: Contact, clock: int, parts: Sequence[OwnedPart], owner: Contact, links: int
     ) -> Answer:
-        """Takes copies of all that the member before it has, and passes those of one owner on.
+        """Takes copies of all parts of the member before it, and passes those of one owner on.
 
         Args:
             sender: Who has them.
-            clock: Numbers what this process sends: the newest one counts.
+            clock: Numbers the calls of this process: the newest one counts.
             parts: Of the sender and of those before it, the nearest first.
-            owner: Which is to be passed on.
+            owner: The owner whose part is to be passed on.
             links: How often.
         """
         refused = self._refused(sender, owner)
@@ -298,16 +299,16 @@ class Member:
         part = self._copy_of(owner)
         if part is not None:
             await self._send(owner, part.seq, None, links)
-        return Link.HOLDS, [self._me, *self.ring.successors]
+        return JoinAnswer.HOLDS, [self._me, *self.ring.successors]
 
-    # What others call: values.
+    # Called by others: values.
 
     async def read(self, key: Key) -> tuple[Any, int]:
         """Returns a value and its version.
 
         Raises:
             ElsewhereError: It belongs to another member.
-            UnknownKeyError: Nobody has set it.
+            UnknownKeyError: It was never set.
         """
         own = self._owning(key)
         entry = own.entries.get(key)
@@ -318,8 +319,8 @@ class Member:
     async def put(self, key: Key, value: Any) -> None:
         """Sets a value."""
         async with self._writing:
-            before = self._owning(key).entries.get(key) or Entry(None, -1)
-            await self._change(key, Entry(value, before.version + 1, before.applied))
+            before = self._owning(key).entries.get(key) or StoredValue(None, -1)
+            await self._change(key, StoredValue(value, before.version + 1, before.applied))
 
     async def update(
         self,
@@ -338,7 +339,7 @@ class Member:
 
         Raises:
             ElsewhereError: The key belongs to another member.
-            UnknownKeyError: Nobody has set it.
+            UnknownKeyError: It was never set.
         """
         async with self._writing:
             own = self._owning(key)
@@ -352,15 +353,15 @@ class Member:
             value = await apply(entry.value)
             self._check_still(own, self._me)
             await self._change(
-                key, Entry(value, entry.version + 1, {**entry.applied, peer: number})
+                key, StoredValue(value, entry.version + 1, {**entry.applied, peer: number})
             )
 
-    # What it does by itself.
+    # Called by its own node.
 
     def begin(self, values: Mapping[Key, Any]) -> None:
         """Makes the ring: it owns all."""
-        entries = {key: Entry(value) for key, value in values.items()}
-        self._enter(Part(self._me, None, self._seq, entries), ())
+        entries = {key: StoredValue(value) for key, value in values.items()}
+        self._enter(OwnedPart(self._me, None, self._seq, entries), ())
 
     async def join(self, entries: Sequence[Contact]) -> None:
         """Asks once to be let onto the ring; it may be on it afterwards.
@@ -401,25 +402,25 @@ class Member:
                 self._take_over()
 
     async def mend(self) -> None:
-        """Gives those after it what they lack.
+        """Sends the members after it the changes that they lack.
 
-        That may have to wait until the next `look` takes over: so neither waits for the other.
+        It may wait until the next `look` takes over: so neither waits for the other.
 
         Raises:
             ElsewhereError: It was taken over.
         """
         if self._own is None or self._writing.locked():
-            return  # what is done there finds what is to be mended
+            return  # the holder of the lock finds what is to be repaired
         async with self._writing:
             await self._send_own(self._own)
 
     async def find(
         self, place: int, entries: Sequence[Contact]
     ) -> tuple[Contact, list[Contact], int]:
-        """Returns the owner of a place, who comes after it, and how many members were asked.
+        """Returns the owner of a place, its successors, and how many members were asked.
 
         Raises:
-            ElsewhereError: Nobody knows it at the moment.
+            ElsewhereError: No peer knows it at the moment.
         """
         hops = 0
         for entry in entries:
@@ -444,27 +445,27 @@ class Member:
 
     # Inside.
 
-    def _on_ring(self, owner: Contact | None = None) -> Part:
+    def _on_ring(self, owner: Contact | None = None) -> OwnedPart:
         if self._own is None:
             raise ElsewhereError(f"{self._me.name} is not on the ring")
         if self._heir is not None and owner != self._me:
             raise ElsewhereError(f"{self._me.name} leaves the ring")
         return self._own
 
-    def _check_still(self, own: Part, owner: Contact) -> None:
+    def _check_still(self, own: OwnedPart, owner: Contact) -> None:
         if self._on_ring(owner) is not own:
             raise ElsewhereError(f"{self._me.name} was taken over")
 
-    def _owning(self, key: Key) -> Part:
+    def _owning(self, key: Key) -> OwnedPart:
         own = self._on_ring()
         if not own.has(key_place(key)):
             raise ElsewhereError(f"{key!r} does not belong to {self._me.name}")
         return own
 
-    def _copy_of(self, owner: Contact) -> Part | None:
+    def _copy_of(self, owner: Contact) -> OwnedPart | None:
         return next((part for part in self._copies if part.owner == owner), None)
 
-    def _enter(self, own: Part, copies: Sequence[Part]) -> None:
+    def _enter(self, own: OwnedPart, copies: Sequence[OwnedPart]) -> None:
         self._own, self._acked = own, -1
         self._take_copies(copies)
 
@@ -473,9 +474,9 @@ class Member:
             self._seq = self._own.seq + 1
         self._own, self._pending, self._copies = None, {}, []
 
-    def _take_copies(self, parts: Sequence[Part]) -> None:
-        """Keeps copies of these, or newer ones that it has; of nobody else."""
-        kept: list[Part] = []
+    def _take_copies(self, parts: Sequence[OwnedPart]) -> None:
+        """Keeps copies of these, or newer ones that it has, and drops all other copies."""
+        kept: list[OwnedPart] = []
         for part in parts[: self._links]:
             if part.owner.name == self._me.name:
                 break
@@ -484,7 +485,7 @@ class Member:
         self._copies = kept
 
     def _take_over(self) -> None:
-        """Makes the range of the member before it its own, from the copy."""
+        """Takes over the range of the member before it, from the copy."""
         own = self._on_ring()
         if not self._copies or self._copies[0].owner != own.before:
             assert own.before is not None
@@ -494,7 +495,7 @@ class Member:
             )
         self._merge(self._copies[0], self._copies[1:])
 
-    def _merge(self, part: Part, copies: Sequence[Part]) -> None:
+    def _merge(self, part: OwnedPart, copies: Sequence[OwnedPart]) -> None:
         own = self._on_ring()
         own.entries.update(part.entries)
         assert part.before is not None
@@ -506,12 +507,12 @@ class Member:
     def _refused(self, sender: Contact, owner: Contact) -> Answer | None:
         """Returns why the sender has no link to this member; None if it has one."""
         if self._heir is not None:
-            return Link.LEAVES, [self._heir]
+            return JoinAnswer.LEAVES, [self._heir]
         own = self._on_ring()
         if owner == self._newcomer:
             raise ElsewhereError(f"{self._me.name} is still letting {owner.name} in")
         if own.before != sender:
-            return Link.APART, [own.before] if own.before is not None else []
+            return JoinAnswer.APART, [own.before] if own.before is not None else []
         return None
 
     async def _hand_on(self) -> None:
@@ -532,35 +533,35 @@ class Member:
             await self._call(to, "inherit", own.copy(), self._copies)
             self._fall_off()
         except GoneError:
-            # Before it was gone, it may have passed on that it has all: who comes next knows, if it
-            # is not in the same doubt itself.
+            # Before it was gone, it may have passed on that it has all. The next member knows,
+            # unless it is in the same doubt itself.
             self.ring.drop(to.name)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._send(self._me, own.seq, None, 1), _DOUBT_S)
         finally:
             self._heir = None
 
-    async def _change(self, key: Key, entry: Entry) -> None:
+    async def _change(self, key: Key, entry: StoredValue) -> None:
         own = self._on_ring()
         own.seq += 1
         seq, self._pending = own.seq, {key: entry}
         try:
             await self._send(self._me, seq, self._pending, self._links)
             self._acked = max(self._acked, seq)
-        finally:  # who gave the call up does not know whether others have it already
+        finally:  # a caller that gave up does not know whether others have it already
             own.entries.update(self._pending)
             self._pending = {}
 
-    async def _send_own(self, own: Part) -> None:
+    async def _send_own(self, own: OwnedPart) -> None:
         """Returns once all replicas have all of this member."""
         seq = own.seq
         await self._send(self._me, seq, None, self._links)
         self._acked = max(self._acked, seq)
 
     async def _send(
-        self, owner: Contact, seq: int, changes: Mapping[Key, Entry] | None, links: int
+        self, owner: Contact, seq: int, changes: Mapping[Key, StoredValue] | None, links: int
     ) -> None:
-        """Returns once so many members after this one have what an owner had.
+        """Returns once so many members after this one have the values of an owner.
 
         Raises:
             ElsewhereError: This member is not on the ring any more, or has no copy of the owner.
@@ -570,7 +571,7 @@ class Member:
         while links:
             self._check_still(own, owner)
             if not self.ring.successors and own.before is not None:
-                self.ring.follow([own.before])  # the way around; it knows who comes in between
+                self.ring.follow([own.before])  # the way around; it knows the members in between
             for to in list(self.ring.successors):
                 if self._goes_around(own, owner):
                     return
@@ -585,13 +586,13 @@ class Member:
                     continue
                 finally:
                     self._check_still(own, owner)
-                if link is Link.HOLDS:
+                if link is JoinAnswer.HOLDS:
                     self.ring.follow(contacts)
                     return
-                if link is Link.BEHIND:
+                if link is JoinAnswer.BEHIND:
                     needs_all = True
                     break
-                if link is Link.LEAVES:
+                if link is JoinAnswer.LEAVES:
                     self.ring.drop(to.name)
                 elif not self._is_before(contacts, to):
                     self._fall_off()
@@ -604,7 +605,7 @@ class Member:
                     return
                 await self._pause()
 
-    def _goes_around(self, own: Part, owner: Contact) -> bool:
+    def _goes_around(self, own: OwnedPart, owner: Contact) -> bool:
         """Returns whether the owner itself comes next: there are fewer members than replicas."""
         if owner == self._me:
             return own.before is None
@@ -618,7 +619,7 @@ class Member:
         to: Contact,
         owner: Contact,
         seq: int,
-        changes: Mapping[Key, Entry] | None,
+        changes: Mapping[Key, StoredValue] | None,
         links: int,
         needs_all: bool,
     ) -> Answer:

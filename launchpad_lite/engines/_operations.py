@@ -1,4 +1,4 @@
-"""What a dataset is made of: operations on partitions, as a graph. Pure; runs nothing.
+"""The graph of a dataset: operations on partitions. Pure; runs nothing.
 
 An operation is *narrow* if each of its partitions comes from one partition of its parent; a chain of
 these runs as one task, item by item. A *wide* one (`Shuffled`) needs all partitions of its parents,
@@ -18,8 +18,9 @@ from typing import Any, Literal, cast
 
 from launchpad_lite.engines._hashing import stable_hash
 from launchpad_lite.engines.errors import OrderError
+from launchpad_lite.parts.arguments import name_of
 
-#: Workers know operations by these, also those of another process that uses them: no two are the same.
+#: Identities of operations: unique, also among all processes that use the same workers.
 _numbers = itertools.count(uuid.uuid4().int)
 
 #: Iterators in iterators: each takes some of the C stack, which Python does not watch.
@@ -34,11 +35,6 @@ _ORDERED = frozenset([str, bytes, int, bool])
 
 #: How a wide operation brings items together.
 Kind = Literal["reduce", "group", "join", "sort", "spread"]
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """Returns what a function is called."""
-    return getattr(function, "__name__", None) or type(function).__name__
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +86,7 @@ class Block:
 
 
 @dataclass(frozen=True, eq=False)
-class Lines(Operation):
+class LinesSource(Operation):
     """Lines of text files, without their ends."""
 
     blocks: tuple[Block, ...] = ()
@@ -120,7 +116,7 @@ class Lines(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Items(Operation):
+class ItemsSource(Operation):
     """Items of an iterable; the driver keeps them and sends each partition with its tasks."""
 
     chunks: tuple[bytes, ...] = ()
@@ -137,7 +133,7 @@ class Narrow(Operation):
     function: Callable[..., Any] = iter
 
     def at(self, partition: int) -> "Narrow":
-        """Returns what it is in one partition, of which the function of a "numbered" one gets the number."""
+        """Returns it for one partition, whose number the function of a "numbered" one gets."""
         if self.how != "numbered":
             return self
         function = functools.partial(self.function, partition)
@@ -171,7 +167,7 @@ class Narrow(Operation):
 
 
 def _end(reached: list[bool]) -> Iterator[Any]:
-    """Yields nothing; notes that somebody has asked."""
+    """Yields nothing; notes that the end was reached."""
     reached.append(True)
     yield from ()
 
@@ -215,7 +211,7 @@ class Shuffled(Operation):
         key: Returns the key of an item, for "sort".
         bounds: Keys between partitions, for "sort".
         reverse: The order, for "sort".
-        seed: Decides who gets what, for "spread".
+        seed: Decides which item goes where, for "spread".
     """
 
     kind: Kind = "group"
@@ -235,7 +231,8 @@ class Shuffled(Operation):
         if nans:
             yield self.partitions - 1, nans
         rising = items[::-1] if self.reverse else items
-        # Keys without a total order, such as sets, are somewhere, but each of them once.
+        # Keys without a total order, such as sets, may go anywhere, but each item goes to one
+        # place.
         found = [bisect.bisect_right(rising, bound, key=self.key) for bound in self.bounds]
         places = list(itertools.accumulate(found, max))
         if self.reverse:
@@ -296,7 +293,7 @@ def _has_nan(keys: Sequence[Any]) -> bool:
 
 
 def chain_of(operation: Operation, partition: int) -> Iterator[tuple[Operation, int]]:
-    """Yields what a task for a partition goes through, from its end to where it begins."""
+    """Yields the operations of a task for a partition, from the last to the first."""
     sources = [(operation, partition)]
     while sources:
         [(operation, partition)] = sources  # each partition of a narrow one comes from one other
@@ -317,7 +314,7 @@ def apply_all(narrow: Iterable[Narrow], items: Iterator[Any]) -> Iterator[Any]:
 
 
 def _apply_in_turn(steps: Sequence[Narrow], items: Iterator[Any]) -> Iterator[Any]:
-    """Yields what many steps make of items, without iterators in iterators: their depth is limited."""
+    """Yields what many steps make of items, without nested iterators, whose depth is limited."""
     # Where items come from, and the step that they are to go through next.
     stack = [(items, 0)]
     while stack:
@@ -342,7 +339,7 @@ def _apply_in_turn(steps: Sequence[Narrow], items: Iterator[Any]) -> Iterator[An
 
 
 def beginnings_of(operation: Operation) -> Iterator[Operation]:
-    """Yields what the partitions of an operation begin with, in their order, unless they are cached."""
+    """Yields the inputs of the partitions of an operation, in order, unless they are cached."""
     waiting = [operation]
     while waiting:
         each = waiting.pop()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import courier
 import launchpad_lite as lp
 from launchpad_lite.engines._keys import Key, check_first, check_key, listed
-from launchpad_lite.engines._member import ElsewhereError, GoneError, Member, key_place
+from launchpad_lite.engines._member import ElsewhereError, GoneError, RingMember, key_place
 from launchpad_lite.engines._population import Gate, Verdict
 from launchpad_lite.engines._ring import (
     CIRCLE,
@@ -46,13 +46,8 @@ PATIENCE_S = 20.0
 #: How many parts of the ring are looked at to tell how many peers there are.
 _PARTS = 8
 
-_LOST = (
-    courier.ServerLostError,
-    courier.ServerUnreachableError,
-    courier.CallTimeoutError,
-    courier.CallCancelledError,
-)
-#: What other members call.
+_LOST = courier.ServerGoneError, courier.CallTimeoutError, courier.CallCancelledError
+#: Methods that other members call.
 _PROTOCOL = (
     "neighbours",
     "search",
@@ -83,17 +78,17 @@ class Peer:
         self._me = Contact(name, lp.restart_count())
         self._peers = peers
         self._rng = random.Random(f"{lp.current_node().seed} {self._me.life}")  # noqa: S311
-        self._member = Member(self._me, replicas, self._call, self._rng)
+        self._member = RingMember(self._me, replicas, self._call, self._rng)
         for method in _PROTOCOL:
             setattr(self, method, getattr(self._member, method))
         self._job = job.in_node(self._ask_for_job)
-        #: Who the owner of a key was.
+        #: The last known owner of each key.
         self._owners: dict[Key, Contact] = {}
-        #: Which fingers to look at next.
+        #: The fingers to look at next.
         self._exponents = itertools.count()
         #: Set and replaced when a step is over.
         self._stepped = asyncio.Event()
-        #: One that comes back does not hold others up until it is on the ring.
+        #: A peer that comes back does not hold others up until it is on the ring.
         self._makes_steps = self._me.life == 0
         self._is_in_user_code = False
         #: Whether it has been on the ring.
@@ -101,28 +96,28 @@ class Peer:
         self._stops = asyncio.Event()
         #: Whether it makes the ring: in a second life, unless another peer may have been on one.
         self._makes_ring = name == self._first.name
-        #: Whether nobody makes a step before all are there: not, if the ring was there before it.
+        #: Whether no peer makes a step before all are there: not, if the ring was there before it.
         self._awaits_all = self._me.life == 0
-        #: Who has been on the ring, if this is the first peer.
-        self._greeted = {name}
+        #: The peers that have been on the ring, if this is the first peer.
+        self._seen_on_ring = {name}
         self._all_greeted = asyncio.Event()
         self._stepping = ThreadPoolExecutor(1, "peer-steps")
         self._applying = ThreadPoolExecutor(1, "peer-updates")
 
-    # What other nodes call, and the job.
+    # Called by other nodes and the job.
 
     async def get(self, key: Key) -> tuple[Any, int]:
-        """Returns a value and its version, whoever has it.
+        """Returns a value and its version, from the peer that owns it.
 
         Raises:
-            UnknownKeyError: Nobody has set it.
+            UnknownKeyError: It was never set.
         """
         check_key(key)
         found: tuple[Any, int] = await self._at_owner(key, "read", key)
         return found
 
     async def set(self, key: Key, value: Any) -> None:
-        """Sets a value, whoever is to have it."""
+        """Sets a value, on the peer that owns the key."""
         check_key(key)
         await self._at_owner(key, "put", key, value)
 
@@ -141,7 +136,7 @@ class Peer:
             ]
         )
 
-    # What other peers call, besides the protocol of the ring.
+    # Called by other peers, besides the protocol of the ring.
 
     async def update(
         self, key: Key, peer: str, number: tuple[int, int], step: int, update: Any
@@ -157,7 +152,7 @@ class Peer:
 
         Raises:
             UpdateError: It cannot be applied.
-            ElsewhereError, UnknownKeyError: As for `Member.update`.
+            ElsewhereError, UnknownKeyError: As for `RingMember.update`.
         """
 
         async def apply(value: Any) -> Any:
@@ -188,14 +183,14 @@ class Peer:
         """Returns whether this peer has been on the ring, in this life or perhaps in one before."""
         return self._me.life > 0 or self._has_entered.is_set() or self._member.is_on_ring
 
-    async def greet(self, peer: str) -> None:
-        """Says to the first peer that another one is on the ring; returns once all were."""
-        self._greeted.add(peer)
-        if len(self._greeted) == len(self._peers) or not self._awaits_all:
+    async def note_on_ring(self, peer: str) -> None:
+        """Tells the first peer that another one is on the ring; returns once all were on it."""
+        self._seen_on_ring.add(peer)
+        if len(self._seen_on_ring) == len(self._peers) or not self._awaits_all:
             self._all_greeted.set()
         await self._all_greeted.wait()
 
-    # What it does.
+    # The steps.
 
     async def run(self) -> None:
         """Makes steps until the job or the program stops."""
@@ -238,7 +233,7 @@ class Peer:
             self._has_entered.set()
         await self._has_entered.wait()
         self._makes_steps = True
-        await self._greet_first()
+        await self._tell_first()
         while not await self._user("stop"):
             await self._step()
             await self._pass_barrier()
@@ -278,10 +273,10 @@ class Peer:
     def _others(self) -> list[Contact]:
         return [Contact(name) for name in self._peers if name != self._me.name]
 
-    async def _greet_first(self) -> None:
-        # It may have ended: whoever goes on does so without it.
+    async def _tell_first(self) -> None:
+        # It may have ended: the others go on without it.
         with contextlib.suppress(GoneError):
-            await self._call(self._first, "greet", self._me.name)
+            await self._call(self._first, "note_on_ring", self._me.name)
 
     async def _step(self) -> None:
         step = self._member.step
@@ -352,7 +347,7 @@ class Peer:
         return finished
 
     async def _sample(self) -> list[Contact]:
-        """Draws whom to observe."""
+        """Draws the peers to observe."""
         barrier, ring = self._job.barrier, self._member.ring
         size = barrier.sample_size
         others = self._others()
@@ -378,7 +373,7 @@ class Peer:
         gives_up_at = self._loop.time() + PATIENCE_S
         while True:
             if not self._is_in_user_code:
-                lp.heartbeat()  # who waits for others is not hung
+                lp.heartbeat()  # a peer that waits for others is not hung
             lost: ValuesLostError | None = None
             try:
                 if self._member.is_on_ring:
@@ -392,7 +387,7 @@ class Peer:
             except (GoneError, ElsewhereError):
                 pass
             except ValuesLostError as error:
-                lost = error  # unless who does not answer was only slow
+                lost = error  # unless the peer that does not answer was only slow
             if self._member.is_on_ring:
                 self._has_entered.set()
             elif not await self._may_be_made():
@@ -430,7 +425,7 @@ class Peer:
         )
 
     def _entries(self) -> list[Contact]:
-        """Returns whom to ask for the way, in order."""
+        """Returns the peers to ask for the way, in order."""
         others = self._others()
         if self._me.life or self._has_entered.is_set():
             self._rng.shuffle(others)
@@ -450,7 +445,7 @@ class Peer:
         return owner, following
 
     async def _at_owner(self, key: Key, method: str, *args: Any) -> Any:
-        """Calls a method of the peer that owns a key, whoever that is by then."""
+        """Calls a method of the peer that owns a key by then."""
         await self._has_entered.wait()
         gives_up_at = self._loop.time() + PATIENCE_S
         while True:

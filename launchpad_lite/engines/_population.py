@@ -1,4 +1,4 @@
-"""Who may go on: barriers applied to workers that work, wait, come and leave.
+"""Decides which workers may go on: applies barriers to workers that work, wait, come and leave.
 
 State machines without I/O and without a clock. `Gate` is one worker that waits; a peer has one, and
 asks the others itself. `Population` is all workers, for a server that knows them all. Not
@@ -17,7 +17,7 @@ W = TypeVar("W", bound=Hashable)
 
 
 class Verdict(enum.Enum):
-    """What a worker at a barrier is to do."""
+    """The next action of a worker at a barrier."""
 
     ADVANCE = "advance"
     WAIT = "wait"
@@ -27,7 +27,7 @@ class Verdict(enum.Enum):
 class Gate(Generic[W]):
     """A worker at a barrier, with the sample that it observes.
 
-    `questions` says whom to ask now, if the worker has to ask.
+    `questions` returns the workers to ask now, if this one has to ask.
     """
 
     def __init__(self, barrier: Barrier, step: int, sample: Iterable[W]) -> None:
@@ -36,7 +36,7 @@ class Gate(Generic[W]):
         Args:
             barrier: The rule.
             step: How many steps the worker has finished.
-            sample: Whom it observes.
+            sample: The workers that it observes.
         """
         #: How many steps each has finished, as far as that is known; without those that cannot hold
         #: the worker up any more.
@@ -44,7 +44,7 @@ class Gate(Generic[W]):
         self._barrier = barrier
         self._step = step
         self._unknown = len(self.observed)
-        #: Those that were asked, and have not answered.
+        #: Workers that were asked, and have not answered.
         self._asked: set[W] = set()
 
     @property
@@ -53,7 +53,7 @@ class Gate(Generic[W]):
         return not self._unknown
 
     def questions(self) -> list[tuple[W, int]]:
-        """Returns whom to ask, and for which steps: each is to answer once it has finished more."""
+        """Returns the workers to ask, and steps: each answers once it has finished more."""
         found = [
             (worker, -1 if step is None else step)
             for worker, step in self.observed.items()
@@ -81,7 +81,7 @@ class Gate(Generic[W]):
         return verdict
 
     def drop(self, worker: W) -> Verdict:
-        """Notes that one of the sample has left: nobody waits for it."""
+        """Notes that one of the sample has left: the worker does not wait for it."""
         if worker not in self.observed:
             return Verdict.WAIT
         if self.observed.pop(worker) is None:
@@ -89,11 +89,11 @@ class Gate(Generic[W]):
         return self.verdict()
 
     def verdict(self) -> Verdict:
-        """Returns whether the worker may go on, as far as is known."""
+        """Returns whether the worker may go on, by what is known so far."""
         if self._unknown:
             return Verdict.WAIT
         steps = [step for step in self.observed.values() if step is not None]
-        # Nobody waits for nobody, whatever the rule.
+        # Without others to observe, a worker goes on under every rule.
         if not steps or self._barrier.may_advance(self._step, steps):
             return Verdict.ADVANCE
         return Verdict.WAIT
@@ -115,19 +115,20 @@ class Population(Generic[W]):
         self._barrier = barrier
         self._rng = rng
         self._steps: dict[W, int] = {}
-        #: Where a worker begins that finds nobody.
+        #: Where a worker begins that finds no others.
         self._last = 0
         self._all = Steps()
-        #: All workers; `_place` says where each stands, so that one is removed in no time.
+        #: All workers; `_place` has the index of each, so that one is removed in constant time.
         self._workers: list[W] = []
         self._place: dict[W, int] = {}
-        #: Who waits and observes all, by their steps: the rule is the same for all of one step.
+        #: Workers that wait and observe all, by their steps: the rule is the same for all of one
+        #: step.
         self._waiting: dict[int, dict[W, None]] = {}
-        #: Who waits and observes a sample.
+        #: Workers that wait and observe a sample.
         self._gates: dict[W, Gate[W]] = {}
-        #: By worker, who has it in its sample.
+        #: By worker, the others that have it in their samples.
         self._observers: dict[W, dict[W, None]] = {}
-        #: When those draw another sample that do it by time, the next one first.
+        #: When workers draw another sample after a time, the next one first.
         self._draws: dict[W, float] = {}
 
     @property
@@ -240,7 +241,7 @@ class Population(Generic[W]):
         return released
 
     def next_draw(self) -> float | None:
-        """Returns when somebody draws another sample without any progress; None for never."""
+        """Returns when a worker draws another sample without any progress; None for never."""
         return next(iter(self._draws.values()), None)
 
     def draw_due(self, now: float) -> list[W]:
@@ -253,7 +254,7 @@ class Population(Generic[W]):
         return [worker for worker in due if self._draw(worker, now)]
 
     def _release(self) -> list[W]:
-        """Returns who may go on of those that observe all."""
+        """Returns the workers that may go on, of those that observe all."""
         released: list[W] = []
         for step, group in list(self._waiting.items()):
             self._all.remove(step)  # the others: the worker itself is none of them

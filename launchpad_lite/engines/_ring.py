@@ -1,4 +1,4 @@
-"""A ring of peers with fingers, after Chord (Stoica et al., SIGCOMM 2001). Pure: asks nobody.
+"""A ring of peers with fingers, after Chord (Stoica et al., SIGCOMM 2001). Pure: sends nothing.
 
 Peers and keys have places on a circle of 2**64. A key belongs to the first peer at its place or
 after it. Each peer knows the peers next to it, and some (fingers) at distances that double, so a
@@ -53,10 +53,10 @@ class Contact:
 
 
 class Ring:
-    """What one peer knows of the way to others: hints, which may be wrong for a while. Not thread-safe."""
+    """The way from one peer to others: hints, which may be wrong for a while. Not thread-safe."""
 
     def __init__(self, me: Contact) -> None:
-        """Makes that of a peer that knows nobody else."""
+        """Makes the view of a peer that knows no other."""
         self.me = me
         #: The next ones, in order; without itself.
         self.successors: list[Contact] = []
@@ -67,7 +67,7 @@ class Ring:
         return len(self.successors) < SUCCESSORS
 
     def next_hop(self, place: int, gone: Collection[str] = ()) -> Contact | None:
-        """Returns whom to ask next for the owner of a place that is not its own; None if it is alone.
+        """Returns the peer to ask next for the owner of a place of others; None if it is alone.
 
         Args:
             place: The place.
@@ -86,7 +86,7 @@ class Ring:
         return known[0] if known else None
 
     def follow(self, successors: Iterable[Contact]) -> None:
-        """Takes over who comes next: in order, up to itself."""
+        """Takes over the next peers: in order, up to itself."""
         found: dict[str, Contact] = {}
         for contact in successors:
             if contact.name == self.me.name:
@@ -170,7 +170,7 @@ async def draw(
 
     Args:
         rng: Where the random numbers come from.
-        ring: What the peer knows that draws.
+        ring: The view of the peer that draws.
         size: How many to draw.
         find: Returns the owner of a place, and the peers after it.
         walk: Returns the peers after one.

@@ -1,6 +1,6 @@
-"""The servers of a parameter server: values, updates, and who goes on.
+"""The servers of a parameter server: values, updates, and the barrier.
 
-Each `Server` holds the values of some keys. The first one is the `Coordinator`, too: it knows the
+Each `KeyServer` holds the values of some keys. The first one is the `Coordinator`, too: it knows the
 workers and their steps, gives them keys, and applies the barrier.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 #: Workers of a machine that read the same version of a larger array have it in memory once.
 _LARGE_BYTES = 1 << 24
 
-#: Seconds that a coordinator waits after a restart for its workers to come back. Whoever came first
+#: Seconds that a coordinator waits after a restart for its workers to come back. The first to come
 #: would otherwise find itself alone, and pass the barrier.
 REJOIN_S = 2.0
 
@@ -46,13 +46,13 @@ class UnknownMemberError(EngineError):
     """This worker does not take part (any more), and is to join again."""
 
 
-class Member(NamedTuple):
-    """A worker that takes part: a later one of a name has taken the place of those before it.
+class WorkerIdentity(NamedTuple):
+    """A worker that takes part. A later one of the same name takes the place of the earlier.
 
     Attributes:
-        name: No other that takes part has it. Names are used again, so there are few.
+        name: Unique among those that take part. Names are used again, so there are few.
         life: Of the coordinator when the worker joined; a later one has a greater one.
-        number: Counts, within that life, who has joined.
+        number: Counts, within that life, the workers that have joined.
     """
 
     name: str
@@ -61,8 +61,8 @@ class Member(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Start:
-    """The answer that a worker may begin a step.
+class StepStart:
+    """The answer to a worker that may begin a step.
 
     Attributes:
         keys: Of the step.
@@ -117,7 +117,7 @@ class _Held:
         self._was_read = False
 
     def sent(self) -> Any:
-        """Returns what a reader gets. To share a value takes time, and most have one reader only."""
+        """Returns what a reader gets: not shared at first, because most values have one reader."""
         if not self._was_read:
             self._was_read = True
         elif self._sent is self._visible and getattr(self._sent, "nbytes", 0) >= _LARGE_BYTES:
@@ -125,7 +125,7 @@ class _Held:
         return self._sent
 
 
-class Server:
+class KeyServer:
     """Holds the values of some keys. Thread-safe."""
 
     def __init__(self, job: "ParameterServer", servers: Sequence[Any]) -> None:
@@ -136,14 +136,15 @@ class Server:
             servers: Clients of all servers, in order, None in the place of this one.
         """
         self._name = lp.current_node().name
-        #: Tells values of this process from those of one before it, whatever their versions.
+        #: Tells values of this process from those of an earlier one, whose versions may be the
+        #: same.
         self._life = uuid.uuid4().hex
         self._held: dict[Key, _Held] = {}
         #: Keys that are in a checkpoint, if there are any.
         self._kept: set[Key] = set()
         #: By name of a worker, the last updates that were applied: life, number, and step.
         self._applied: dict[str, tuple[int, int, int]] = {}
-        # Of what changes values. Those who wait hold no thread, which reads need.
+        # Runs what changes values. Waiting callers hold no thread: reads need the threads.
         self._changes = Turns()
         #: Held while a result is stored, so that a checkpoint has all of a step or nothing.
         self._storing = threading.Lock()
@@ -165,7 +166,7 @@ class Server:
             The life of this server; and key, version and value of each that has changed.
 
         Raises:
-            UnknownKeyError: Nobody has set one of the keys.
+            UnknownKeyError: One of the keys was never set.
         """
         self._check()
         changed = []
@@ -204,7 +205,7 @@ class Server:
 
     @courier.idempotent
     def update(
-        self, member: Member, step: int, updates: Mapping[Key, Any]
+        self, member: WorkerIdentity, step: int, updates: Mapping[Key, Any]
     ) -> "concurrent.futures.Future[None]":
         """Applies the updates of one step: all or none, and once, however often it is called.
 
@@ -214,18 +215,18 @@ class Server:
             updates: By key.
 
         Raises:
-            UnknownKeyError: Nobody has set one of the keys.
+            UnknownKeyError: One of the keys was never set.
             UpdateError: An update could not be applied.
             UnknownMemberError: Another worker has taken the place of this one.
         """
         return self._changes.run(self._update, member, step, updates)
 
-    def _update(self, member: Member, step: int, updates: Mapping[Key, Any]) -> None:
+    def _update(self, member: WorkerIdentity, step: int, updates: Mapping[Key, Any]) -> None:
         self._check()
         name, life, number = member
         last = self._applied.get(name)
         if last is not None and last >= (life, number, step):
-            if last[:2] != (life, number):  # whether it was applied before is forgotten
+            if last[:2] != (life, number):  # it is not known whether this was applied before
                 raise UnknownMemberError(f"{self._name}: another worker is {name} now")
             return
         values = {key: self._pulled(key, update, name, step) for key, update in updates.items()}
@@ -305,28 +306,28 @@ class Server:
 
 
 @dataclass
-class _Call:
+class _StepCall:
     """A call of a worker that wants to begin a step."""
 
-    #: What it has, as for `Server.read`.
+    #: The versions that it has, as for `KeyServer.read`.
     versions: Mapping[Key, int]
     life: str
-    future: "concurrent.futures.Future[Start | None]" = field(
+    future: "concurrent.futures.Future[StepStart | None]" = field(
         default_factory=concurrent.futures.Future
     )
 
 
 @dataclass
-class _Presence:
-    """What there is to know of a worker that takes part."""
+class _WorkerPresence:
+    """What the coordinator knows of a worker that takes part."""
 
     #: Its node, and how often that was started again.
     node: str
     restarts: int
     #: Ends its stream.
     dismiss: Callable[[], object]
-    #: Its call that is answered when it may go on.
-    call: _Call | None = None
+    #: Its call, answered when it may go on.
+    call: _StepCall | None = None
 
 
 @dataclass
@@ -338,8 +339,8 @@ class _Counts:
     shown_at: float = field(default_factory=time.monotonic)
 
 
-class Coordinator(Server):
-    """The first server: knows the workers, and says which of them goes on with which keys."""
+class Coordinator(KeyServer):
+    """The first server: knows the workers, and decides which of them goes on with which keys."""
 
     def __init__(
         self, job: "ParameterServer", servers: Sequence[Any], progress_s: float | None
@@ -347,32 +348,32 @@ class Coordinator(Server):
         """Makes one without workers.
 
         Args:
-            job: As for `Server`.
-            servers: As for `Server`.
+            job: As for `KeyServer`.
+            servers: As for `KeyServer`.
             progress_s: Seconds between two lines of progress; None for no such lines.
         """
         self._progress_s = progress_s
-        self._population: Population[Member] = Population(
+        self._population: Population[WorkerIdentity] = Population(
             job.barrier,
             random.Random(lp.current_node().seed),  # noqa: S311 - no secret
         )
-        # The clock, so that it need not be kept: a checkpoint may be older.
+        # From the clock, and not from a checkpoint, which may be older.
         self._member_life = time.time_ns()
         self._member_numbers = itertools.count()
-        self._members: dict[Member, _Presence] = {}
+        self._members: dict[WorkerIdentity, _WorkerPresence] = {}
         self._keys: dict[Key, None] = {}
-        #: Of these, those that are in a checkpoint, if there are any.
+        #: Those of these keys that are in a checkpoint, if there are checkpoints.
         self._kept_names: set[Key] = set()
-        #: Who has finished a step; not counted yet.
-        self._early: dict[Member, None] = {}
+        #: Workers that have finished a step, which is not counted yet.
+        self._early: dict[WorkerIdentity, None] = {}
         self._counts = _Counts()
-        #: Who may go on, once the thread below gets to it.
-        self._released: list[Member] = []
+        #: Workers that may go on, once the thread below gets to it.
+        self._released: list[WorkerIdentity] = []
         self._opens_at = time.monotonic() + (REJOIN_S if lp.restart_count() else 0.0)
-        # For all of these.
+        # Guards all of these.
         self._changed = threading.Condition()
-        # Of code of the user that decides. It may set values, and waits for `_changes` then, where
-        # nothing waits for this.
+        # Held while code of the user decides. That may set values and then waits for `_changes`;
+        # nothing there waits for this.
         self._decisions = Turns()
         self._has_begun = False
         self._has_ended = False
@@ -383,7 +384,7 @@ class Coordinator(Server):
         run = functools.partial(contextvars.copy_context().run, self._watch)
         threading.Thread(target=run, name="parameter-server", daemon=True).start()
 
-    # What workers and other nodes call.
+    # Called by workers and other nodes.
 
     @courier.idempotent
     def begin(self) -> "concurrent.futures.Future[None]":
@@ -436,33 +437,33 @@ class Coordinator(Server):
             )
 
     async def stay(
-        self, node: str, restarts: int, before: Member | None, finished: int | None
-    ) -> AsyncIterator[tuple[Member, int]]:
-        """Lets a worker take part as long as it reads this stream; yields once.
+        self, node: str, restarts: int, before: WorkerIdentity | None, finished: int | None
+    ) -> AsyncIterator[tuple[WorkerIdentity, int]]:
+        """Lets a worker take part as long as it reads this stream. Yields once.
 
         Args:
             node: Its node.
             restarts: How often that was started again.
-            before: As which one it took part before, whose place it takes.
+            before: The member that it was before, whose place it takes.
             finished: How many steps it has finished, if it took part before.
 
         Yields:
-            As which one it takes part, and how many steps it counts as finished.
+            The member that it is, and how many steps it counts as finished.
         """
         dismissed, loop = asyncio.Event(), asyncio.get_running_loop()
         dismiss = functools.partial(loop.call_soon_threadsafe, dismissed.set)
         with self._changed:
-            # Streams of those that are gone, whose end was not noticed yet.
+            # Streams of workers that are gone, whose end was not noticed yet.
             gone = [
                 other
                 for other, its in self._members.items()
                 if other == before or (its.node == node and its.restarts < restarts)
             ]
             name = _free_name(node, {other.name for other in self._members if other not in gone})
-            member = Member(name, self._member_life, next(self._member_numbers))
-            # One that comes back has finished this step, and still has to pass the barrier.
+            member = WorkerIdentity(name, self._member_life, next(self._member_numbers))
+            # A worker that comes back has finished this step, and still has to pass the barrier.
             step = self._population.add(member, finished - 1 if finished else None)
-            self._members[member] = _Presence(node, restarts, dismiss)
+            self._members[member] = _WorkerPresence(node, restarts, dismiss)
             for other in gone:
                 self._members[other].dismiss()
                 self._remove(other)
@@ -474,14 +475,14 @@ class Coordinator(Server):
                 if member in self._members:
                     self._remove(member)
 
-    def _remove(self, member: Member) -> None:
+    def _remove(self, member: WorkerIdentity) -> None:
         del self._members[member]
         # Decided elsewhere: code of the user may block, and this is the event loop.
         self._released += self._at_barrier("remove", member)
         self._changed.notify()
 
-    def _at_barrier(self, change: str, *args: Any) -> list[Member]:
-        """Returns who may go on after a change. What a barrier of the user raises, all who wait get."""
+    def _at_barrier(self, change: str, *args: Any) -> list[WorkerIdentity]:
+        """Returns the workers that may go on after a change. Errors of a barrier go to all that wait."""
         try:
             return list(run_user_code(f"{self._name}: barrier", self._population, change, *args))
         except Exception as error:  # noqa: BLE001 - as above
@@ -492,52 +493,53 @@ class Coordinator(Server):
     @courier.idempotent
     def advance(
         self,
-        member: Member,
+        member: WorkerIdentity,
         finished: int,
         updates: Mapping[Key, Any],
         versions: Mapping[Key, int],
         life: str,
-    ) -> "concurrent.futures.Future[Start | None]":
+    ) -> "concurrent.futures.Future[StepStart | None]":
         """Asks to begin the next step; answered when the barrier lets the worker pass.
 
-        What would be further calls goes with it: updates are applied first, and the answer brings
-        values.
+        It saves further calls: updates are applied first, and the answer brings values.
 
         Args:
             member: The worker.
             finished: How many steps it has finished.
-            updates: Those of the last step that are left, as for `update`.
-            versions: What it has of this server, and will probably need, as for `read`.
+            updates: The rest of those of the last step, as for `update`.
+            versions: The versions that it has of this server, of keys that it will probably need,
+                as for `read`.
             life: As for `read`.
 
         Returns:
             None: there is nothing more to do.
 
         Raises:
-            UnknownKeyError: Nobody has set one of the keys.
+            UnknownKeyError: One of the keys was never set.
             UpdateError: An update could not be applied.
             UnknownMemberError: It is to join again.
         """
-        call = _Call(versions, life)
+        call = _StepCall(versions, life)
         applied = self.update(member, finished - 1, updates) if updates else None
         if applied is None or applied.done():
             self._arrive(member, finished, call, applied, decides=True)
         else:
-            # Called where the next updates wait, for which a decision must not wait.
+            # Decides elsewhere: the next updates wait for this thread, and must not wait for a
+            # decision.
             then = functools.partial(self._arrive, member, finished, call, decides=False)
             applied.add_done_callback(then)
         return call.future
 
     def _arrive(
         self,
-        member: Member,
+        member: WorkerIdentity,
         finished: int,
-        call: _Call,
+        call: _StepCall,
         applied: "concurrent.futures.Future[None] | None",
         *,
         decides: bool,
     ) -> None:
-        """Has a call wait at the barrier; if that lets anybody pass, decides here or elsewhere."""
+        """Has a call wait at the barrier; if any worker may pass, decides here or elsewhere."""
         try:
             if applied is not None:
                 applied.result()
@@ -552,7 +554,9 @@ class Coordinator(Server):
                 self._released += released
                 self._changed.notify()
 
-    def _wait_at_barrier(self, member: Member, finished: int, call: _Call) -> list[Member]:
+    def _wait_at_barrier(
+        self, member: WorkerIdentity, finished: int, call: _StepCall
+    ) -> list[WorkerIdentity]:
         with self._changed:
             if self._stops:
                 call.future.set_result(None)
@@ -562,7 +566,7 @@ class Coordinator(Server):
             waits = self._members[member].call is not None
             self._members[member].call = call
             is_open = self._opens_at <= time.monotonic()
-            released: list[Member] = []
+            released: list[WorkerIdentity] = []
             if member in self._early:
                 pass  # repeated, because its connection broke
             elif finished > self._population.step_of(member):
@@ -575,18 +579,24 @@ class Coordinator(Server):
             self._changed.notify()  # there may be something to do at some time, now
             return released
 
+    def __courier_waits__(self, method: str) -> list[tuple[str, str]]:
+        """Returns of each call that waits at the barrier one worker that is not there."""
+        members = tuple(self._members.values()) if method == "advance" else ()
+        away = [(each.node, "at the barrier") for each in members if each.call is None]
+        return [*itertools.islice(itertools.cycle(away), len(members) - len(away))]
+
     # How it decides.
 
-    def _finish_early(self) -> list[Member]:
-        """Notes who has finished a step; returns who may go on. After a restart that waits a while."""
+    def _finish_early(self) -> list[WorkerIdentity]:
+        """Notes finished steps; returns workers that may go on. Waits a while after a restart."""
         early, self._early = self._early, {}
-        released: list[Member] = []
+        released: list[WorkerIdentity] = []
         for member in early:
             if member in self._members:
                 released += self._at_barrier("finish", member, time.monotonic())
         return released
 
-    def _let_go(self, members: Sequence[Member]) -> None:
+    def _let_go(self, members: Sequence[WorkerIdentity]) -> None:
         try:
             self._check()
             self._has_ended = self._has_ended or bool(run_user_code(self._name, self._job, "stop"))
@@ -601,7 +611,7 @@ class Coordinator(Server):
         for member in members:
             self._answer(member, keys.get(member))
 
-    def _schedule(self, members: Sequence[Member]) -> dict[Member, list[Key]]:
+    def _schedule(self, members: Sequence[WorkerIdentity]) -> dict[WorkerIdentity, list[Key]]:
         with self._changed:
             names = {member.name: member for member in members if member in self._members}
         plan = run_user_code(self._name, self._job, "schedule", list(names), check=_check_plan)
@@ -614,7 +624,7 @@ class Coordinator(Server):
                 raise unknown_key(f"{self._name}: schedule", key, self._keys)
         return {member: plan.get(name, []) for name, member in names.items()}
 
-    def _answer(self, member: Member, answer: list[Key] | Exception | None) -> None:
+    def _answer(self, member: WorkerIdentity, answer: list[Key] | Exception | None) -> None:
         with self._changed:
             # It may have left.
             call = self._members[member].call if member in self._members else None
@@ -629,13 +639,13 @@ class Coordinator(Server):
         else:
             call.future.set_result(self._start(answer, call))
 
-    def _start(self, keys: list[Key], call: _Call) -> Start:
+    def _start(self, keys: list[Key], call: _StepCall) -> StepStart:
         versions = call.versions
         known = {key: versions[key] for key in keys if key in versions}
-        return Start(keys, *self.read(known, call.life))
+        return StepStart(keys, *self.read(known, call.life))
 
     def _watch(self) -> None:
-        """Does what no call does: what is due at some time, and what follows from a leaving worker."""
+        """Does what no call does: what is due at a time, and what follows when a worker leaves."""
         while True:
             with self._changed:
                 now = time.monotonic()
@@ -672,7 +682,7 @@ class Coordinator(Server):
             print(f"{progress}, {rate:,.0f}/s", file=sys.stderr)  # noqa: T201 - asked for
 
     def _stop(self) -> None:
-        """Lets the node end: no call of a worker that does not look at the stop is to hold it up."""
+        """Answers all calls at the barrier: workers that ignore the stop must not delay the end."""
         with self._changed:
             self._stops = True
             self._changed.notify()
@@ -700,7 +710,7 @@ class Coordinator(Server):
             self._opens_at = time.monotonic() + REJOIN_S
         self._population.begin_at(state["step"])
         self._has_begun = state["has_begun"]
-        # Even if the clock was set back.
+        # Greater, even if the clock was set back.
         self._member_life = max(self._member_life, state["member_life"] + 1)
 
 

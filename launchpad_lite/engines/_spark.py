@@ -16,7 +16,7 @@ from launchpad_lite.engines._computing import (
     Action,
     Computing,
     Operations,
-    Step,
+    PartitionStep,
     items_of,
     limit,
     load_job,
@@ -27,21 +27,21 @@ from launchpad_lite.engines._computing import (
 from launchpad_lite.engines._jobs import Backend, Job
 from launchpad_lite.engines._operations import (
     Cached,
-    Items,
+    ItemsSource,
     Operation,
     Shuffled,
     Some,
     beginnings_of,
     shuffles_of,
 )
-from launchpad_lite.engines._store import Store
+from launchpad_lite.engines._store import ChunkStore
 from launchpad_lite.engines._user_code import Named
 from launchpad_lite.engines.errors import EngineError, OrderError, SpillError, TaskError
 
 if TYPE_CHECKING:
     from launchpad_lite.engines._broadcasts import Broadcast
 
-#: Where an error of ours is in what Java says of it.
+#: Finds an error of ours in the message of Java.
 _OURS = re.compile(
     r"launchpad_lite\.engines\.errors\.(\w+): (.*?)\n\s*(?:\n|at |SQLSTATE)", re.DOTALL
 )
@@ -50,7 +50,7 @@ _OURS = re.compile(
 class SparkBackend(Backend):
     """Runs jobs on Spark.
 
-    Spark hands out the tasks, keeps what they leave on disk, and computes again what was lost.
+    Spark hands out the tasks, keeps their output on disk, and computes lost output again.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class SparkBackend(Backend):
         self._context = found or _started(pyspark, address, workers, progress=progress)
         self.workers: int = workers or self._context.defaultParallelism
         self._limits = memory_bytes, spill_folder
-        #: What tasks have left for wide and cached operations, by number.
+        #: The output of tasks for wide and cached operations, by number.
         self._left: dict[int, Any] = {}
         #: Free when the user has dropped the value.
         self._sent: weakref.WeakKeyDictionary[Broadcast[Any], Any] = weakref.WeakKeyDictionary()
@@ -99,13 +99,12 @@ class SparkBackend(Backend):
     def run(
         self, operation: Operation, action: Action, title: str, *, keep: bool = False
     ) -> list[Any]:
-        """As `Backend.run`."""
         job = Job(operation, action, title)
         for broadcast in job.broadcasts.values():
             if broadcast not in self._sent:
                 self._sent[broadcast] = self._context.broadcast(broadcast.value)
         received = {name: self._sent[each] for name, each in job.broadcasts.items()}
-        task = _Task(self._context.broadcast(job.payload), received, *self._limits)
+        task = _SparkTask(self._context.broadcast(job.payload), received, *self._limits)
         partitions = list(range(operation.partitions))
         if isinstance(operation, Some):
             partitions, [operation] = list(operation.chosen), operation.parents
@@ -124,7 +123,6 @@ class SparkBackend(Backend):
                 self.forget([each.number for each in shuffles_of(operation)])
 
     def forget(self, operations: Sequence[int]) -> None:
-        """As `Backend.forget`."""
         for number in operations:
             if (rdd := self._left.pop(number, None)) is not None:
                 rdd.unpersist()
@@ -139,12 +137,12 @@ class SparkBackend(Backend):
     def _rdd(
         self,
         job: Job,
-        task: "_Task",
+        task: "_SparkTask",
         operation: Operation,
         target: Operation | None,
         source: int = 0,
     ) -> Any:
-        """Returns what tasks leave for a wide or cached operation, or the results of the action.
+        """Returns the output of tasks for a wide or cached operation, or the results of the action.
 
         Args:
             job: What is computed.
@@ -158,9 +156,9 @@ class SparkBackend(Backend):
         step = job.step(operation, 0, target, source)
         return rdd.mapPartitionsWithIndex(dataclasses.replace(task, step=step))
 
-    def _begun(self, job: Job, task: "_Task", operation: Operation) -> Any:
+    def _begun(self, job: Job, task: "_SparkTask", operation: Operation) -> Any:
         """Returns the chunks that tasks begin with."""
-        if isinstance(operation, Items):
+        if isinstance(operation, ItemsSource):
             return self._context.parallelize(operation.chunks, operation.partitions)
         if not isinstance(operation, Cached | Shuffled):
             return self._context.parallelize([], operation.partitions)
@@ -181,7 +179,7 @@ class SparkBackend(Backend):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Task:
+class _SparkTask:
     """Runs in an executor, for each partition: takes chunks, and yields chunks or the result.
 
     Chunks for a wide operation come with the partition that gets them, the input that they are from,
@@ -192,14 +190,15 @@ class _Task:
     received: Mapping[str, Any]
     memory_bytes: int | None
     spill_folder: str | None
-    step: Step | None = None
+    step: PartitionStep | None = None
 
     def __call__(self, index: int, begun: Iterator[Any]) -> Iterator[Any]:
         assert self.step is not None
         step = dataclasses.replace(self.step, partition=index, source=self.step.source + index)
         received = {name: sent.value for name, sent in self.received.items()}
         operations, action = load_job(self.payload.value, received)
-        # Each alone in its block: what Spark throws into this generator is no error of the user's.
+        # Each alone in its block, because Spark may throw errors that are not the user's into this
+        # generator.
         named = Named(f"{socket.gethostname()}: {where(step, operations)}")
         results = self._results(step, operations, action, begun)
         while True:
@@ -210,7 +209,7 @@ class _Task:
             yield result
 
     def _results(
-        self, step: Step, operations: Operations, action: Action, begun: Iterator[Any]
+        self, step: PartitionStep, operations: Operations, action: Action, begun: Iterator[Any]
     ) -> Iterator[Any]:
         computes = Computing(limit(self.memory_bytes), self.spill_folder)
 
@@ -235,7 +234,7 @@ class _Task:
         self, computes: Computing, operation: Shuffled, begun: Iterator[Any]
     ) -> Iterator[Any]:
         """Returns the items of chunks that come in any order."""
-        store = Store(self.spill_folder)
+        store = ChunkStore(self.spill_folder)
         numbers: dict[int, list[int]] = collections.defaultdict(list)
         total = 0
         owner = "gather", operation.number

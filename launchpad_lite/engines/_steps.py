@@ -1,4 +1,4 @@
-"""The steps of many workers, of which the lowest one is known at once."""
+"""The steps of many workers; finds the lowest one in constant time."""
 
 import bisect
 import collections

@@ -1,6 +1,6 @@
 """Where workers of map-reduce keep data: in files that have no names.
 
-The system keeps what they have in memory as long as there is room; it is nobody's memory.
+The system keeps what they have in memory as long as there is room; it counts for no process.
 """
 
 import os
@@ -15,19 +15,19 @@ from launchpad_lite.engines.errors import EngineError, SpillError
 _Chunk = tuple[int, int]
 
 
-#: Whose data it is: a life, which `MissingError` names, and what it is for.
+#: The owner of data: a life, which `MissingError` names, and the use of the data.
 Owner = tuple[str, int]
 
 
 class MissingError(EngineError):
-    """What a task needs is not there (any more), because the life that it belongs to is over."""
+    """The input of a task is not there (any more), because the life that it belongs to is over."""
 
     def __init__(self, life: str) -> None:
         super().__init__(life)
         self.life = life
 
 
-class Store:
+class ChunkStore:
     """Pickled chunks of items. Thread-safe.
 
     Nothing is added to, or read of, an owner that is not open or was dropped: `MissingError`.
@@ -61,7 +61,7 @@ class Store:
             try:
                 if owner not in self._files:
                     # Without a name: nothing is left of it, even after a SIGKILL. Without a buffer:
-                    # what did not fit is not tried again when the file is closed.
+                    # closing the file does not try again to write what did not fit.
                     self._files[owner] = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
                 file = self._files[owner]
                 offset = file.seek(0, os.SEEK_END)
@@ -100,7 +100,7 @@ class Store:
             return key in self._kept.get(owner, ())
 
     def mark(self, owner: Owner, key: Any) -> None:
-        """Notes that there is something, if only nothing."""
+        """Notes that there is output, even if it is empty."""
         with self._lock:
             self._of(owner).setdefault(key, [])
 

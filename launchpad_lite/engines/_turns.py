@@ -1,4 +1,4 @@
-"""Functions that run one after the other, while those who wait hold no thread."""
+"""Functions that run one after the other. Waiting callers hold no thread."""
 
 import collections
 import concurrent.futures
@@ -11,8 +11,8 @@ from typing import Any
 class Turns:
     """Runs functions in the order in which they come, one at a time. Thread-safe.
 
-    One that finds nobody runs in the thread of its caller. Others run in a thread that lives as long
-    as there are any.
+    One that finds no other runs in the thread of its caller. Others run in a thread that lives as
+    long as there are any.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ def _settle(
 ) -> None:
     try:
         result = function(*args)
-    except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+    except BaseException as error:  # noqa: BLE001 - the waiting caller gets it
         future.set_exception(error)
     else:
         future.set_result(result)

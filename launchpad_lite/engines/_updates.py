@@ -1,4 +1,4 @@
-"""Updates that workers compute: what `push` returns, and what becomes of a value by `pull`."""
+"""Updates that workers compute: checks what `push` returns, and applies it by `pull`."""
 
 import contextvars
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ _pulls: contextvars.ContextVar[bool] = contextvars.ContextVar("pulls", default=F
 
 
 def check_outside_pull(name: str) -> None:
-    """Raises an error in code of a `pull`, whose key nobody else can use meanwhile.
+    """Raises an error in code of a `pull`, whose key is locked meanwhile.
 
     Raises:
         UpdateError: It is such code.
     """
     if _pulls.get():
         raise UpdateError(
-            f"pull may not call self.{name}: all that wait for the key would wait for that, too"
+            f"pull may not call self.{name}: callers that wait for the key would wait for that, too"
         )
 
 
@@ -36,11 +36,11 @@ def added(value: Any, update: Any) -> Any:
 
 
 def check_updates(updates: object, values: Mapping[Key, Any], worker: str, step: int) -> None:
-    """Raises what is wrong with what a `push` has returned.
+    """Raises what is wrong with the return value of a `push`.
 
     Args:
-        updates: What it has returned.
-        values: What it was given.
+        updates: Its return value.
+        values: Its arguments.
         worker: Who called it.
         step: How many steps that one had finished before.
 

@@ -1,4 +1,4 @@
-"""What code of the user raises, where an event loop, a future or a generator would take it."""
+"""Errors of the user's code that an event loop, a future or a generator would take for signals."""
 
 import concurrent.futures
 import traceback
@@ -13,10 +13,10 @@ from launchpad_lite.engines.errors import OrderError, SpillError, TaskError
 #: Gets what was called and the result; returns that, or raises what is wrong with it.
 Check = Callable[[str, Any], Any]
 
-#: There these say that an iterator is at its end, or that nobody waits any more.
+#: They would mean that an iterator is at its end, or that no caller waits any more.
 _SIGNALS = StopIteration, StopAsyncIteration, concurrent.futures.CancelledError
 
-#: Where code is that is not the user's.
+#: The folders of code that is not the user's.
 _INSTALLED = str(Path(__file__).parents[1]), str(Path(traceback.__file__).parent)
 
 
@@ -43,7 +43,7 @@ class Named:
     """Gives errors of the user's code, in a `with` block, the name of what was computed.
 
     `SpillError` and `OrderError` keep their type, `MissingError` passes, all others become a `TaskError`.
-    It is no generator with `contextmanager`: that lets a StopIteration pass, whatever is raised from it.
+    It is no generator with `contextmanager`: that would let a StopIteration pass.
     """
 
     def __init__(self, place: str, kinds: Any = BaseException) -> None:
@@ -67,7 +67,7 @@ class Named:
 
 
 def _said(error: BaseException) -> str:
-    # Whatever its __str__ raises.
+    # Its __str__ may raise anything.
     return f"{type(error).__name__}: {courier.ExceptionReport.text_of(error).message}"
 
 

@@ -1,8 +1,8 @@
 """Barriers: when a worker may begin its next step.
 
 A barrier is a rule and nothing else: no I/O, no clock, no state. So the same object decides on a
-server that knows all steps, in a peer that asks a few others, and in the simulator. Who keeps the
-steps and waits is in `_population`.
+server that knows all steps, in a peer that asks a few others, and in the simulator. `_population`
+keeps the steps and the workers that wait.
 
 The rules are those of Wang, Catterall and Mortier, "Probabilistic Synchronous Parallel"
 (arXiv 1709.07772).
@@ -50,7 +50,7 @@ class Barrier(abc.ABC):
     def may_advance(self, step: int, observed_steps: Sequence[int]) -> bool:
         """Returns whether a worker may begin its next step.
 
-        Is not asked when there is nobody to observe: the worker goes on then.
+        Is not asked when there is no other to observe: the worker goes on then.
 
         Args:
             step: How many steps the worker has finished.
@@ -65,17 +65,17 @@ class Barrier(abc.ABC):
         without it from then on. By default each can.
 
         Args:
-            step: How many steps the worker has finished that waits.
+            step: How many steps the waiting worker has finished.
             other_step: How many the observed one has.
         """
         return True
 
     def sample(self, others: Sequence[M], rng: random.Random) -> list[M]:
-        """Returns whom a worker observes: all others, or some of them, drawn without replacement.
+        """Returns the workers that one observes: all others, or some, drawn without replacement.
 
         Args:
             others: All other workers, in an order that does not depend on chance. With peers, also
-                those that have left: nobody waits for these.
+                those that have left: no worker waits for these.
             rng: Where the random numbers come from.
         """
         if self.sample_size is None or self.sample_size >= len(others):
@@ -84,7 +84,7 @@ class Barrier(abc.ABC):
 
 
 class _Lagging(Barrier):
-    """Nobody goes on who is more than `_most` steps ahead of one that it observes."""
+    """No worker goes on that is more than `_most` steps ahead of one that it observes."""
 
     @property
     @abc.abstractmethod
@@ -106,7 +106,7 @@ class _Lagging(Barrier):
 
 @dataclass(frozen=True)
 class BSP(_Lagging):
-    """Bulk synchronous parallel: nobody begins a step before all have finished the one before.
+    """Bulk synchronous parallel: no worker begins a step before all have finished the one before.
 
     Exact and slow: each step takes as long as its slowest worker.
 
@@ -119,7 +119,7 @@ class BSP(_Lagging):
 
 @dataclass(frozen=True)
 class SSP(_Lagging):
-    """Stale synchronous parallel: nobody is more than `staleness` steps ahead of the slowest.
+    """Stale synchronous parallel: no worker is more than `staleness` steps ahead of the slowest.
 
     `SSP(0)` is `BSP()`, and `SSP(math.inf)` is `ASP()`.
 
@@ -139,7 +139,7 @@ class SSP(_Lagging):
 
 @dataclass(frozen=True)
 class ASP(Barrier):
-    """Asynchronous parallel: nobody waits, and nobody is asked.
+    """Asynchronous parallel: no worker waits or observes others.
 
     Fast; updates may be computed from values of any age.
 
@@ -162,9 +162,10 @@ class PSP(_Lagging):
     it works without a server. `PSP(0)` is `ASP()`, and with a sample of all others it is
     `SSP(staleness)`.
 
-    The paper leaves open what a worker does that has to wait, and that decides the speed.
-    `resample="never"` keeps the sample until all of it have caught up: the strictest. `"on_progress"`
-    draws another sample whenever one that holds it up has finished a step. A number draws another one each time that so many seconds have passed.
+    The paper does not say how a worker waits, which decides the speed. `resample="never"` keeps the
+    sample until all of it have caught up: the strictest. `"on_progress"` draws another sample
+    whenever one that holds it up has finished a step. A number draws another one after so many
+    seconds, again and again.
 
     Attributes:
         sample_size: How many others a worker asks.

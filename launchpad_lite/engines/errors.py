@@ -1,4 +1,4 @@
-"""What can go wrong with an engine.
+"""The errors of engines.
 
 EngineError
 ├── EmptyError          `reduce` of a dataset without items                      (ValueError)

@@ -20,20 +20,20 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 import launchpad_lite as lp
 from launchpad_lite.engines._broadcasts import Broadcast, dump
-from launchpad_lite.engines._computing import Stage
+from launchpad_lite.engines._computing import JobStage
 from launchpad_lite.engines._jobs import Backend
 from launchpad_lite.engines._map_reduce_driver import Driver
-from launchpad_lite.engines._map_reduce_worker import Worker
+from launchpad_lite.engines._map_reduce_worker import MapReduceWorker
 from launchpad_lite.engines._operations import (
     Cached,
-    Items,
-    Lines,
+    ItemsSource,
+    LinesSource,
     Narrow,
     Operation,
     Shuffled,
@@ -41,13 +41,16 @@ from launchpad_lite.engines._operations import (
     Union,
     chunked,
     lines_blocks,
-    name_of,
     operations_of,
     shuffles_of,
     sort,
 )
 from launchpad_lite.engines._user_code import Named
 from launchpad_lite.engines.errors import EmptyError, EngineError
+from launchpad_lite.parts.arguments import name_of
+
+if TYPE_CHECKING:
+    from launchpad_lite.launching import Launcher
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -58,9 +61,9 @@ N = TypeVar("N", int, float)
 
 #: Text files are cut into blocks of so many bytes.
 _BLOCK_BYTES = 16 << 20
-#: Partitions for each worker: who is quick gets more of them.
+#: Partitions for each worker: a quick one gets more of them.
 _PER_WORKER = 4
-#: Keys that are looked at to find the borders of a sort, for each partition.
+#: Keys that are sampled to find the borders of a sort, for each partition.
 _SAMPLED = 40
 #: Lines that are written at once.
 _AT_ONCE = 4096
@@ -190,8 +193,8 @@ class Dataset(Generic[A]):
         return self._narrow("map_values", function, "map", lambda it: (it[0], function(it[1])))
 
     def reduce_by_key(
-        self: "Dataset[tuple[K, V]]", function: Callable[[V, V], V], partitions: int | None = None
-    ) -> "Dataset[tuple[K, V]]":
+        self: "Dataset[tuple[K, V]]", function: Callable[[V, V], B], partitions: int | None = None
+    ) -> "Dataset[tuple[K, B]]":
         """Returns each key once, with its values combined; they are combined before they are sent, too.
 
         Args:
@@ -272,7 +275,8 @@ class Dataset(Generic[A]):
         count = self._engine.wide_partitions(partitions)
         if partitions is None:  # as large files have: what is sorted at a time is small
             count = max(count, min(self._plan.partitions, 4 * count))
-        # As many of our partitions as there will be, evenly spaced: enough if ours are sorted already.
+        # Reads as many of our partitions as there will be, evenly spaced: enough if ours are sorted
+        # already.
         chosen = range(0, self._plan.partitions, max(1, self._plan.partitions // count))
         plan = Some("some partitions", len(chosen), (self._plan,), chosen=chosen)
         action = functools.partial(_sampled, max(1, _SAMPLED * count // len(chosen)), key)
@@ -474,7 +478,7 @@ class Dataset(Generic[A]):
         try:
             for index in range(self._plan.partitions):
                 plan = Some(f"partition {index}", 1, (self._plan,), chosen=(index,))
-                # What comes before is computed once for all partitions.
+                # The earlier stages are computed once for all partitions.
                 yield backend.run(plan, action(), title, keep=True)[0]
         finally:
             if self._engine._backend is backend:  # it may have ended
@@ -504,7 +508,7 @@ class MapReduce:
         *,
         backend: Literal["launchpad_lite", "dask", "spark"] = "launchpad_lite",
         address: str | None = None,
-        launcher: str = "local_mp",
+        launcher: "str | Launcher" = "local_mp",
         memory_bytes: int | None = None,
         spill_folder: "str | os.PathLike[str] | None" = None,
         progress: bool = True,
@@ -515,15 +519,15 @@ class MapReduce:
         Args:
             workers: How many; by default as many as this process may use cores. With an address: how
                 many partitions are planned for; by default as many as the cluster has cores.
-            backend: Whose workers: ours, or those of Dask or Spark, which need the packages
-                `launchpad-lite[dask]` or `launchpad-lite[spark]`, there too.
+            backend: Who runs the workers: we, Dask or Spark. The last two need the packages
+                `launchpad-lite[dask]` or `launchpad-lite[spark]`, also on their hosts.
             address: Of the scheduler of Dask, as `tcp://host:8786`, or the master of Spark, as
                 `spark://host:7077`. By default they run on this machine.
             launcher: Where our workers run, as for `lp.launch`.
             memory_bytes: For what each worker computes at a time. By default their parts of half of the
                 machine's memory.
-            spill_folder: Where the rest is, and what stages leave for the next one; by default the
-                system's folder for temporary files.
+            spill_folder: Where the rest is, with the output of stages for the next one; by default
+                the system's folder for temporary files.
             progress: Whether to show how far a stage is: a bar on a terminal, a line every 10 s elsewhere.
             **launch_options: As for `lp.launch`: `hosts`, `resources`, ..
 
@@ -565,8 +569,8 @@ class MapReduce:
         """Adds workers to a program; returns a handle, which becomes a `MapReduce` in another node.
 
         Launch with `restart={"map_reduce": "on_failure"}` to have workers come back that are lost.
-        What a node leaves with the workers, such as a cache, is free at the end of its `with` block,
-        and when the node has ended or is lost.
+        Data that a node leaves with the workers, such as a cache, is freed at the end of its `with`
+        block, and when the node has ended or is lost.
 
         Args:
             program: What to add them to.
@@ -581,17 +585,17 @@ class MapReduce:
         if label in program.groups:
             raise ValueError(f"the program has a group {label!r}; give another label=")
         options = _worker_options(workers, memory_bytes, spill_folder)
-        nodes = [lp.CourierNode(Worker) for _ in range(workers)]
+        nodes = [lp.CourierNode(MapReduceWorker) for _ in range(workers)]
         handles = [node.create_handle() for node in nodes]
         with program.group(label):
             for index, node in enumerate(nodes):
                 peers = [None if other == index else handle for other, handle in enumerate(handles)]
                 node.configure(index, peers, *options)
                 program.add_node(node)
-        return MapReduceHandle(handles)
+        return MapReduceHandle(MapReduce.of, *handles)
 
     @classmethod
-    def of(cls, workers: Sequence[Any]) -> "MapReduce":
+    def of(cls, *workers: Any) -> "MapReduce":
         """Returns one of clients of workers that run. For the engine."""
         engine = cls(len(workers))
         driver = Driver(workers, engine._show)
@@ -637,11 +641,18 @@ class MapReduce:
         if is_main and on_interrupt is not None:  # None: it is not Python's
             # A Ctrl-C interrupts an action, as any other code, and does not stop the workers.
             signal.signal(signal.SIGINT, on_interrupt)
-        return Driver(handle.clients(), self._show, is_alone=True), running.complete
+        clients = [worker.dereference() for worker in handle.args]
+        driver = Driver(clients, self._show, is_alone=True)
+
+        def close() -> None:
+            driver.close()  # workers wait for drivers that stay
+            running.complete()
+
+        return driver, close
 
     @property
     def backend(self) -> Backend:
-        """What runs the jobs. For the engine.
+        """Runs the jobs. For the engine.
 
         Raises:
             EngineError: The workers do not run.
@@ -689,7 +700,7 @@ class MapReduce:
                 raise FileNotFoundError(f"no file matches {os.fspath(source)!r}{hint}")
             blocks = lines_blocks(paths, block_bytes)
             title = f"lines({os.fspath(source)})"
-            return Dataset(self, Lines(title, len(blocks), blocks=blocks, encoding=encoding))
+            return Dataset(self, LinesSource(title, len(blocks), blocks=blocks, encoding=encoding))
         if not isinstance(source, Iterable):
             raise TypeError(
                 f"load takes a path, a pattern, an iterable or a Dataset, not {source!r}"
@@ -702,7 +713,7 @@ class MapReduce:
         if partitions is None:
             count = max(1, min(count, len(items)))
         parts = tuple(dump(part)[0] for part in chunked(items, count))
-        return Dataset(self, Items(f"items({len(items)})", count, chunks=parts))
+        return Dataset(self, ItemsSource(f"items({len(items)})", count, chunks=parts))
 
     def broadcast(self, value: V) -> Broadcast[V]:
         """Returns something for functions to refer to, whose `value` each worker gets once.
@@ -718,7 +729,7 @@ class MapReduce:
         workers = self._workers if self._backend is None else self._backend.workers
         return asked or workers * _PER_WORKER
 
-    def _show(self, stage: Stage, done: int, total: int) -> None:
+    def _show(self, stage: JobStage, done: int, total: int) -> None:
         if not self._progress:
             return
         width = 24
@@ -743,22 +754,6 @@ class MapReduceHandle(lp.Deferred[MapReduce]):
         program.add_node(lp.CourierNode(Report, mr), label="report")
     """
 
-    def __init__(self, workers: Sequence[lp.Handle[Any]]) -> None:
-        super().__init__(MapReduce.of, list(workers))
-
-    def clients(self) -> list[Any]:
-        """Returns clients of the workers."""
-        (workers,) = self.args
-        return [worker.dereference() for worker in workers]
-
-    def dereference(self) -> MapReduce:
-        """Returns the engine, in a running node or in the launching process.
-
-        Raises:
-            UnresolvedAddressError: The program does not run (yet).
-        """
-        return MapReduce.of(self.clients())
-
 
 def _worker_options(
     workers: int, memory_bytes: int | None, spill_folder: "str | os.PathLike[str] | None"
@@ -775,7 +770,7 @@ def _check_function(what: str, function: object) -> None:
         raise TypeError(f"{what} takes a function, not {function!r}")
 
 
-# What the workers do with the items of a partition, for each action.
+# Functions of the actions, which the workers call with the items of a partition.
 
 
 def _collected(partition: int, items: Iterator[A]) -> list[A]:  # noqa: ARG001

@@ -14,11 +14,11 @@ import launchpad_lite as lp
 from launchpad_lite.engines._keys import Key, hash_of
 from launchpad_lite.engines._servers import (
     Coordinator,
-    Member,
+    KeyServer,
     Progress,
-    Server,
-    Start,
+    StepStart,
     UnknownMemberError,
+    WorkerIdentity,
 )
 from launchpad_lite.engines._updates import added, check_outside_pull, check_updates
 from launchpad_lite.engines.barriers import BSP, Barrier, check_barrier
@@ -30,7 +30,7 @@ _HEARTBEAT_S = 1.0
 
 
 class Versioned(NamedTuple):
-    """A value and its version, which counts how often it was changed.
+    """A value and its version, which counts its changes.
 
     Example:
         weights, version = ps.get("weights")
@@ -53,11 +53,11 @@ class ParameterServerClient:
                     print(self._ps.get("weights").value, self._ps.progress())
     """
 
-    def __init__(self, servers: Sequence[Any], *, has_begun: bool = False) -> None:
+    def __init__(self, *servers: Any, has_begun: bool = False) -> None:
         """Makes one; the engine does that.
 
         Args:
-            servers: Clients of the servers, in order; the first one is the coordinator.
+            *servers: Clients of the servers, in order; the first one is the coordinator.
             has_begun: Whether the first values have been set.
         """
         self._servers = servers
@@ -80,11 +80,11 @@ class ParameterServerClient:
         """Returns a value and its version. Do not change the value: others may have the same.
 
         Raises:
-            UnknownKeyError: Nobody has set it.
+            UnknownKeyError: It was never set.
             TypeError: The key is of a type that keys do not have.
         """
         self._begin()
-        server: Server = self._servers[self._place(key)]
+        server: KeyServer = self._servers[self._place(key)]
         _, [(_, version, value)] = server.read({key: -1})
         return Versioned(value.value if isinstance(value, courier.Shared) else value, version)
 
@@ -136,7 +136,7 @@ class ParameterServerClient:
         Raises:
             UpdateError: `push` returned updates for other keys than it got, or one that cannot be
                 applied.
-            UnknownKeyError: `schedule` named a key that nobody has set.
+            UnknownKeyError: `schedule` named a key that was never set.
             NoProgramError: Not called in a node.
 
         Example:
@@ -148,16 +148,18 @@ class ParameterServerClient:
 
     def work_to_the_end(self, job: "ParameterServer") -> None:
         """Takes part as a worker until the engine stops. For the engine."""
-        for _ in self._work(job, joins_calls=True):  # nobody looks between two steps
+        for _ in self._work(job, joins_calls=True):  # no caller reads values between two steps
             pass
 
     def _work(self, job: "ParameterServer", *, joins_calls: bool) -> Iterator[int]:
         self._begin()
-        return _Worker(self._servers, job.in_node(self._servers), joins_calls=joins_calls).steps()
+        return _Participant(
+            self._servers, job.in_node(self._servers), joins_calls=joins_calls
+        ).steps()
 
 
-class _Worker:
-    """One that takes part."""
+class _Participant:
+    """A worker that takes part."""
 
     def __init__(
         self, servers: Sequence[Any], job: "ParameterServer", *, joins_calls: bool
@@ -173,19 +175,19 @@ class _Worker:
         self._servers = servers
         self._job = job
         self._joins_calls = joins_calls
-        #: What was read: by key, version and value.
+        #: The last values that were read: by key, version and value.
         self._read: dict[Key, tuple[int, Any]] = {}
-        #: By server, whose versions these are.
+        #: By server, the life that these versions are from.
         self._lives = [""] * len(servers)
         #: Keys of the last step that are on the first server.
         self._first_keys: Sequence[Key] = ()
         #: Updates that go with the next call.
         self._unsent: Mapping[Key, Any] = {}
         self._node = lp.current_node().name
-        #: As which one it takes part.
-        self._member: Member | None = None
+        #: The member that it is.
+        self._member: WorkerIdentity | None = None
         self._pushes = False
-        #: Asks to begin a step; to be given up when the node stops.
+        #: The call that asks to begin a step; cancelled when the node stops.
         self._call: Any = None
 
     def steps(self) -> Iterator[int]:
@@ -222,23 +224,24 @@ class _Worker:
                 if self._pushes or not (is_lost or isinstance(error, UnknownMemberError)):
                     raise  # by code of the user, here or on a server
                 if self._unsent and finished:
-                    # Whether they were applied is not known: the step is made again, with others.
+                    # It is not known whether they were applied: the step is made again, with
+                    # others.
                     finished -= 1
                     self._unsent = {}
                 continue  # the coordinator was started again
             finally:
                 presence.close()
 
-    def _advance(self, member: Member, finished: int) -> Start | None:
+    def _advance(self, member: WorkerIdentity, finished: int) -> StepStart | None:
         stop = lp.stop_event()
         versions = {key: self._read[key][0] for key in self._first_keys}
         call = self._call = self._servers[0].futures.advance(
             member, finished, self._unsent, versions, self._lives[0]
         )
         while not stop.is_set():
-            lp.heartbeat()  # who waits for others is not hung
+            lp.heartbeat()  # a worker that waits for others is not hung
             try:
-                start: Start | None = call.result(_HEARTBEAT_S)
+                start: StepStart | None = call.result(_HEARTBEAT_S)
             except (concurrent.futures.TimeoutError, courier.CallCancelledError):
                 if call.done() and not stop.is_set():
                     raise
@@ -250,7 +253,7 @@ class _Worker:
             self._servers[0].update(member, finished - 1, self._unsent)
         return None
 
-    def _step(self, member: Member, step: int, start: Start) -> None:
+    def _step(self, member: WorkerIdentity, step: int, start: StepStart) -> None:
         values = self._values(start)
         self._pushes = True
         updates = self._job.push(member.name, values)
@@ -268,7 +271,7 @@ class _Worker:
             call.result()
         self._unsent = unsent
 
-    def _values(self, start: Start) -> dict[Key, Any]:
+    def _values(self, start: StepStart) -> dict[Key, Any]:
         has_come = set(self._first_keys)
         self._keep(0, start.life, start.changed)
         parts = self._parted(start.keys)
@@ -301,12 +304,12 @@ class _Worker:
 
 
 class ParameterServer:
-    """What a parameter server does; subclass it.
+    """The code of a parameter server; subclass it.
 
     Each worker repeats a step: it gets the values of the keys that `schedule` has for it, computes
     updates in `push`, and the servers apply them with `pull`. Then the `barrier` says when it may
-    begin the next step. A server applies updates one after the other, those of one step together, and
-    each exactly once; who reads does not wait for that. A worker that is lost leaves the barrier at
+    begin the next step. A server applies updates one after the other, those of one step together,
+    and each exactly once; reads do not wait for that. A worker that is lost leaves the barrier at
     once; one that comes, or comes back, begins where the slowest is.
 
     Only `push` has to be written. `schedule` and `stop` run on the first server, `pull` on the one
@@ -339,7 +342,9 @@ class ParameterServer:
     def start(self) -> None:
         """Is called once in each node of the engine, before anything else: loads data, for instance."""
 
-    def initial(self) -> Mapping[Key, Any]:
+    # Keys of any type, so that a subclass may annotate its own: `values: dict[str, float]`.
+
+    def initial(self) -> Mapping[Any, Any]:
         """Returns the first values by key. Called once, on the first server. None by default."""
         return {}
 
@@ -352,7 +357,7 @@ class ParameterServer:
         keys = self.keys()
         return dict.fromkeys(workers, keys)
 
-    def push(self, worker: str, values: Mapping[Key, Any]) -> Mapping[Key, Any]:
+    def push(self, worker: str, values: dict[Any, Any]) -> Mapping[Any, Any]:
         """Returns the updates that a worker computes from the values: of the same keys, or fewer.
 
         Args:
@@ -361,10 +366,10 @@ class ParameterServer:
         """
         raise NotImplementedError(f"{type(self).__name__} has no push(worker, values)")
 
-    def pull(self, key: Key, value: Any, update: Any) -> Any:  # noqa: ARG002
+    def pull(self, key: Any, value: Any, update: Any) -> Any:  # noqa: ARG002
         """Returns the new value. By default the sum of the value and the update.
 
-        On one server, one call follows the other.
+        A server makes one call at a time.
 
         May not call `get`, `set`, `keys` and `worker_num`.
 
@@ -375,11 +380,11 @@ class ParameterServer:
         """
         return added(value, update)
 
-    def visible(self, key: Key, value: Any) -> Any:  # noqa: ARG002
+    def visible(self, key: Any, value: Any) -> Any:  # noqa: ARG002
         """Returns what workers and `get` see of a value. By default the value.
 
-        So a server can keep more than travels, such as the state of an optimizer. Called on the server
-        of the key after each change of the value, before anybody can read it. May not call `get`,
+        So a server can keep more than it sends, such as the state of an optimizer. Called on the
+        server of the key after each change of the value, before it can be read. May not call `get`,
         `set`, `keys` and `worker_num`.
 
         Args:
@@ -396,7 +401,7 @@ class ParameterServer:
         """Returns a value and its version.
 
         Raises:
-            UnknownKeyError: Nobody has set it.
+            UnknownKeyError: It was never set.
         """
         check_outside_pull("get")
         return self._values.get(key)
@@ -432,7 +437,7 @@ class ParameterServer:
     def in_node(self: J, servers: Sequence[Any]) -> J:
         """Returns a copy for a node of the engine. For the engine."""
         job = copy.copy(self)
-        job._client = ParameterServerClient(servers, has_begun=True)
+        job._client = ParameterServerClient(*servers, has_begun=True)
         job.start()
         return job
 
@@ -475,7 +480,7 @@ class ParameterServer:
         if taken := [group for group in groups if group in program.groups]:
             raise ValueError(f"the program has a group {taken[0]!r}; give another label=")
         nodes: list[lp.CourierNode[Any]] = [
-            lp.CourierNode(Server if number else Coordinator) for number in range(servers)
+            lp.CourierNode(KeyServer if number else Coordinator) for number in range(servers)
         ]
         handles: list[lp.Handle[Any]] = [node.create_handle() for node in nodes]
         for number, node in enumerate(nodes):
@@ -484,7 +489,7 @@ class ParameterServer:
         with program.group(groups[0]):
             for node in nodes:
                 program.add_node(node)
-        handle = ParameterServerHandle(handles)
+        handle = ParameterServerHandle(ParameterServerClient, *handles)
         with program.group(groups[1]):
             for _ in range(workers):
                 program.add_node(lp.PyNode(_work, handle, self))
@@ -498,18 +503,6 @@ class ParameterServerHandle(lp.Deferred[ParameterServerClient]):
         ps = Sgd().add_to(program, workers=8)
         program.add_node(lp.CourierNode(Evaluator, ps), label="evaluator")
     """
-
-    def __init__(self, servers: Sequence[lp.Handle[Any]]) -> None:
-        super().__init__(ParameterServerClient, list(servers))
-
-    def dereference(self) -> ParameterServerClient:
-        """Returns the client, in a running node or in the launching process.
-
-        Raises:
-            UnresolvedAddressError: The program does not run (yet).
-        """
-        (servers,) = self.args
-        return ParameterServerClient([server.dereference() for server in servers])
 
 
 def _work(ps: ParameterServerClient, job: ParameterServer) -> None:

@@ -1,4 +1,4 @@
-"""Peer-to-peer: every peer holds some values and computes updates; nobody knows everything.
+"""Peer-to-peer: every peer holds some values and computes updates; none knows everything.
 
 The interface is that of the peer-to-peer engine of Owl ("OCaml Scientific Computing"); the overlay
 is a ring after Chord (Stoica et al., SIGCOMM 2001).
@@ -7,7 +7,7 @@ is a ring after Chord (Stoica et al., SIGCOMM 2001).
 import copy
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import courier
@@ -23,7 +23,7 @@ J = TypeVar("J", bound="PeerToPeer")
 #: Seconds until peers are asked again, when one or all of them have not answered.
 _PAUSE_S = 0.05
 
-_GONE = courier.ServerLostError, courier.ServerUnreachableError, courier.CallTimeoutError
+_GONE = courier.ServerGoneError, courier.CallTimeoutError
 
 
 class _Values:
@@ -33,8 +33,8 @@ class _Values:
         """Returns a value and its version.
 
         Raises:
-            UnknownKeyError: Nobody has set it.
-            ServerLostError, ServerUnreachableError: No peer answers.
+            UnknownKeyError: It was never set.
+            ServerGoneError: No peer answers.
         """
         return Versioned(*self._asked("get", key))
 
@@ -57,7 +57,7 @@ class _Values:
 
 
 class PeerToPeer(_Values):
-    """What peers do; subclass it.
+    """The code of peers; subclass it.
 
     Each peer repeats a step: it gets the values of the keys that its `schedule` names, from the
     peers that have them, computes updates in `push`, and sends them there, where `pull` applies
@@ -94,7 +94,9 @@ class PeerToPeer(_Values):
     def start(self) -> None:
         """Is called once in each peer, before anything else: loads data, for instance."""
 
-    def initial(self) -> Mapping[Key, Any]:
+    # Keys of any type, so that a subclass may annotate its own: `values: dict[str, float]`.
+
+    def initial(self) -> Mapping[Any, Any]:
         """Returns the first values by key. Called once, on the first peer. None by default."""
         return {}
 
@@ -102,7 +104,7 @@ class PeerToPeer(_Values):
         """Returns with which keys this peer is to compute in its next step."""
         raise NotImplementedError(f"{type(self).__name__} has no schedule()")
 
-    def push(self, values: Mapping[Key, Any]) -> Mapping[Key, Any]:
+    def push(self, values: dict[Any, Any]) -> Mapping[Any, Any]:
         """Returns updates, computed from the values: of the same keys, or fewer.
 
         Args:
@@ -110,7 +112,7 @@ class PeerToPeer(_Values):
         """
         raise NotImplementedError(f"{type(self).__name__} has no push(values)")
 
-    def pull(self, key: Key, value: Any, update: Any) -> Any:  # noqa: ARG002
+    def pull(self, key: Any, value: Any, update: Any) -> Any:  # noqa: ARG002
         """Returns the new value, where the key is. By default the sum of the value and the update.
 
         Args:
@@ -176,7 +178,7 @@ class PeerToPeer(_Values):
             for node, name in zip(nodes, by_name, strict=True):
                 node.configure(self, name, {**by_name, name: None}, replicas)
                 program.add_node(node)
-        return PeerToPeerHandle(handles)
+        return PeerToPeerHandle(PeerToPeerClient, *handles)
 
 
 class PeerToPeerClient(_Values):
@@ -191,14 +193,14 @@ class PeerToPeerClient(_Values):
                 print(self._peers.get("weights").value, self._peers.estimate())
     """
 
-    def __init__(self, peers: Sequence[Any]) -> None:
+    def __init__(self, *peers: Any) -> None:
         """Makes one; the engine does that.
 
         Args:
-            peers: Clients of all peers.
+            *peers: Clients of all peers.
         """
         self._peers = peers
-        #: Which one is asked; it asks the others.
+        #: The peer to call; it calls the others.
         self._entry = random.choice(peers)  # noqa: S311 - no secret
 
     def _asked(self, method: str, *args: Any) -> Any:
@@ -211,7 +213,7 @@ class PeerToPeerClient(_Values):
     def _one_that_answers(self) -> Any:
         gives_up_at = time.monotonic() + PATIENCE_S
         while True:
-            time.sleep(_PAUSE_S)  # one that ends still answers; who comes back takes a while
+            time.sleep(_PAUSE_S)  # one that ends still answers; a restart takes a while
             for peer in random.sample(self._peers, len(self._peers)):
                 try:
                     courier.with_timeout(peer, PING_S).neighbours()
@@ -229,15 +231,3 @@ class PeerToPeerHandle(lp.Deferred[PeerToPeerClient]):
         peers = Sgd().add_to(program, peers=20)
         program.add_node(lp.CourierNode(Evaluator, peers), label="evaluator")
     """
-
-    def __init__(self, peers: Sequence[lp.Handle[Any]]) -> None:
-        super().__init__(PeerToPeerClient, list(peers))
-
-    def dereference(self) -> PeerToPeerClient:
-        """Returns the client, in a running node or in the launching process.
-
-        Raises:
-            UnresolvedAddressError: The program does not run (yet).
-        """
-        (peers,) = self.args
-        return PeerToPeerClient([handle.dereference() for handle in peers])

@@ -1,4 +1,4 @@
-"""How a barrier behaves with many workers, without any: discrete events in virtual time.
+"""Simulates a barrier with many workers: discrete events in virtual time.
 
 The barriers are the same objects that the engines use, and so is the code that applies them
 (`_population`). Nothing but the seed decides what happens.
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from launchpad_lite.engines._population import Gate, Population, Verdict
 from launchpad_lite.engines.barriers import Barrier, check_barrier
 
-#: Seconds, always the same or drawn anew each time.
+#: Seconds, always the same or drawn each time.
 Duration = float | Callable[[random.Random], float]
 
 
@@ -45,7 +45,7 @@ class Stragglers:
 
 @dataclass(frozen=True)
 class Churn:
-    """Workers that leave without a word, and new ones that come.
+    """Workers that leave without notice, and new ones that come.
 
     Attributes:
         leaves_per_s: How many leave in a second, on average.
@@ -64,7 +64,7 @@ class Churn:
 
 
 class SimulatedModel(Protocol):
-    """What workers learn: see `simulate(model=...)`. Numbers of workers begin at 0.
+    """The model that workers train: see `simulate(model=...)`. Numbers of workers begin at 0.
 
     Example:
         class Line:
@@ -118,7 +118,7 @@ class Evaluation:
 
 @dataclass
 class WorkerTrace:
-    """What one worker did.
+    """The record of one worker.
 
     Attributes:
         joined_s: When it came, in virtual seconds.
@@ -145,7 +145,7 @@ class WorkerTrace:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What happened in a simulation.
+    """The result of a simulation.
 
     Attributes:
         barrier: The rule.
@@ -168,7 +168,7 @@ class Simulation:
 
     @property
     def steps(self) -> list[int]:
-        """How many steps each of the workers had finished that were there at the end."""
+        """How many steps each worker that was there at the end had finished."""
         return [trace.step for trace in self.workers if trace.left_s is None]
 
     @property
@@ -211,8 +211,8 @@ def simulate(
         delay: How long a message travels, in the same way.
         churn: Workers that leave and come.
         stragglers: Workers that are slower.
-        distributed: Whether workers ask each other, and nobody knows all steps. By default they ask
-            a server that does.
+        distributed: Whether workers ask each other, and none knows all steps. By default they ask a
+            server that does.
         model: What is learned. A worker reads it when its step begins, and its update arrives when
             the step has ended, after the `delay`. So gradients are computed from values that are as
             old as they would be in reality.
@@ -233,7 +233,7 @@ def simulate(
         raise ValueError("simulate: workers and evaluate_every are at least 1")
     if not 0 < seconds < math.inf:
         raise ValueError(f"simulate: seconds is above 0, not {seconds!r}")
-    kind = _Peers if distributed else _Server
+    kind = _Peers if distributed else _SimulatedServer
     events = _Events(seconds)
     run = kind(
         barrier,
@@ -262,7 +262,7 @@ def _drawing(name: str, duration: Duration) -> Callable[[random.Random], float]:
 
 
 class _Events:
-    """What is to happen, in the order of time."""
+    """Events to come, in the order of time."""
 
     def __init__(self, seconds: float) -> None:
         self.now = 0.0
@@ -271,7 +271,7 @@ class _Events:
         self._number = itertools.count()
 
     def after(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
-        """Has something happen later; what is due at the same time happens in the order of these calls."""
+        """Adds an event; events of the same time happen in the order of these calls."""
         if not delay_s >= 0:
             raise ValueError(f"simulate: a duration of {delay_s!r} s was drawn")
         heapq.heappush(self._heap, (self.now + delay_s, next(self._number), action, args))
@@ -302,7 +302,7 @@ class _Learning:
             if delay_s:
                 self._events.after(delay_s, self._apply, update)
             else:
-                self._apply(update)  # before anybody reads the model again
+                self._apply(update)  # before the model is read again
 
     def _apply(self, update: Any) -> None:
         assert self._model is not None
@@ -313,8 +313,8 @@ class _Learning:
             self.evaluations.append(Evaluation(self._events.now, self._updates, value))
 
 
-class _Worker:
-    """One that takes part."""
+class _SimulatedWorker:
+    """A worker that takes part."""
 
     def __init__(
         self, number: int, trace: WorkerTrace, slowdown: float, rng: random.Random
@@ -329,14 +329,14 @@ class _Worker:
         #: How many steps it has finished.
         self.step = trace.first_step
         self.waits_since: float | None = None
-        #: What it read when its step began.
+        #: The values that it read when its step began.
         self.values: Any = None
-        # Between peers: where it waits, and who waits for its next step.
-        self.gate: Gate[_Worker] | None = None
+        # Between peers: where it waits, and the others that wait for its next step.
+        self.gate: Gate[_SimulatedWorker] | None = None
         self.draws = 0
         #: The draw after which the next one comes by time.
         self.times_draw = 0
-        self.watchers: dict[tuple[_Worker, int], None] = {}
+        self.watchers: dict[tuple[_SimulatedWorker, int], None] = {}
 
     @property
     def is_there(self) -> bool:
@@ -366,16 +366,16 @@ class _Run(abc.ABC):
         self._delay = delay
         self._stragglers = stragglers
         self._learning = learning
-        self._workers: list[_Worker] = []
-        #: Those that are there.
-        self.population: Population[_Worker] = Population(barrier, self.rng)
+        self._workers: list[_SimulatedWorker] = []
+        #: The present workers.
+        self.population: Population[_SimulatedWorker] = Population(barrier, self.rng)
 
     @abc.abstractmethod
-    def asks(self, worker: _Worker) -> None:
+    def asks(self, worker: _SimulatedWorker) -> None:
         """A worker has finished a step, and wants to begin the next."""
 
     @abc.abstractmethod
-    def forgets(self, worker: _Worker) -> None:
+    def forgets(self, worker: _SimulatedWorker) -> None:
         """A worker has left."""
 
     def join(self, first_step: int | None = None) -> None:
@@ -385,7 +385,7 @@ class _Run(abc.ABC):
         if self._stragglers is not None and rng.random() < self._stragglers.fraction:
             slowdown = self._stragglers.slowdown
         trace = WorkerTrace(self.events.now, 0, ())
-        worker = _Worker(number, trace, slowdown, rng)
+        worker = _SimulatedWorker(number, trace, slowdown, rng)
         trace.first_step = worker.step = self.population.add(worker, first_step)
         self._workers.append(worker)
         self.begin(worker)
@@ -409,14 +409,14 @@ class _Run(abc.ABC):
         if per_s:
             self.events.after(self.rng.expovariate(per_s), happen)
 
-    def begin(self, worker: _Worker) -> None:
+    def begin(self, worker: _SimulatedWorker) -> None:
         if worker.is_there:
             self._count_wait(worker)
             worker.values = self._learning.read()
             duration = self._step_time(worker.rng) * worker.slowdown
             self.events.after(duration, self._finish, worker)
 
-    def _finish(self, worker: _Worker) -> None:
+    def _finish(self, worker: _SimulatedWorker) -> None:
         if worker.is_there:
             self._learning.update(worker.values, worker.number, worker.step, self._delay(self.rng))
             worker.step += 1
@@ -427,7 +427,7 @@ class _Run(abc.ABC):
             worker.waits_since = self.events.now
             self.asks(worker)
 
-    def _count_wait(self, worker: _Worker) -> None:
+    def _count_wait(self, worker: _SimulatedWorker) -> None:
         if worker.waits_since is not None:
             worker.trace.waited_s += self.events.now - worker.waits_since
             worker.waits_since = None
@@ -453,26 +453,26 @@ class _Run(abc.ABC):
         )
 
 
-class _Server(_Run):
-    """Workers report to a server, which knows all steps and says who goes on."""
+class _SimulatedServer(_Run):
+    """Workers report to a server, which knows all steps and decides which of them go on."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        #: When it looks next whether somebody is to draw another sample.
+        #: When it looks next whether a worker is to draw another sample.
         self._looks_at = math.inf
 
-    def asks(self, worker: _Worker) -> None:
+    def asks(self, worker: _SimulatedWorker) -> None:
         if self.barrier.sample_size == 0:
             self.population.finish(worker, self.events.now)
             self.begin(worker)
         else:
             self.send(self._receive, worker)
 
-    def _receive(self, worker: _Worker) -> None:
+    def _receive(self, worker: _SimulatedWorker) -> None:
         if worker in self.population:
             self._permit(self.population.finish(worker, self.events.now))
 
-    def _permit(self, workers: Sequence[_Worker]) -> None:
+    def _permit(self, workers: Sequence[_SimulatedWorker]) -> None:
         for worker in workers:
             self.send(self.begin, worker)
         due = self.population.next_draw()
@@ -484,25 +484,25 @@ class _Server(_Run):
         self._looks_at = math.inf
         self._permit(self.population.draw_due(self.events.now))
 
-    def forgets(self, worker: _Worker) -> None:
+    def forgets(self, worker: _SimulatedWorker) -> None:
         self._permit(self.population.remove(worker))
 
 
 class _Peers(_Run):
-    """Workers ask each other: each question is answered once the other has got further than it says."""
+    """Workers ask each other: each question is answered once the other is past a step."""
 
     def join(self, first_step: int | None = None) -> None:
         if first_step is None:
             first_step = min((worker.step for worker in self.population.workers), default=0)
         super().join(first_step)
 
-    def asks(self, worker: _Worker) -> None:
+    def asks(self, worker: _SimulatedWorker) -> None:
         watchers, worker.watchers = worker.watchers, {}
         for watcher, draw in watchers:
             self.send(self._answered, watcher, draw, worker, worker.step)
         self._draw(worker)
 
-    def _draw(self, worker: _Worker) -> None:
+    def _draw(self, worker: _SimulatedWorker) -> None:
         worker.draws += 1
         sample = self.barrier.sample(self.population.others(worker), self.rng)
         worker.gate = Gate(self.barrier, worker.step, sample)
@@ -511,16 +511,18 @@ class _Peers(_Run):
             return
         self._ask(worker)
 
-    def _ask(self, worker: _Worker) -> None:
+    def _ask(self, worker: _SimulatedWorker) -> None:
         assert worker.gate is not None
         for other, beyond in worker.gate.questions():
             self.send(self._asked, other, worker, worker.draws, beyond)
 
-    def _draw_again(self, worker: _Worker, draw: int) -> None:
+    def _draw_again(self, worker: _SimulatedWorker, draw: int) -> None:
         if worker.is_there and worker.gate is not None and worker.draws == draw:
             self._draw(worker)
 
-    def _asked(self, other: _Worker, worker: _Worker, draw: int, beyond: int) -> None:
+    def _asked(
+        self, other: _SimulatedWorker, worker: _SimulatedWorker, draw: int, beyond: int
+    ) -> None:
         if not other.is_there:
             self._lost(worker, draw, other)
         elif other.step > beyond:
@@ -528,18 +530,20 @@ class _Peers(_Run):
         else:
             other.watchers[worker, draw] = None
 
-    def _answered(self, worker: _Worker, draw: int, other: _Worker, step: int) -> None:
+    def _answered(
+        self, worker: _SimulatedWorker, draw: int, other: _SimulatedWorker, step: int
+    ) -> None:
         gate = worker.gate
         if gate is None or worker.draws != draw or not worker.is_there:
             return
         self._follow(worker, gate.observe(other, step))
 
-    def _lost(self, worker: _Worker, draw: int, other: _Worker) -> None:
+    def _lost(self, worker: _SimulatedWorker, draw: int, other: _SimulatedWorker) -> None:
         gate = worker.gate
         if gate is not None and worker.draws == draw and worker.is_there:
             self._follow(worker, gate.drop(other))
 
-    def _follow(self, worker: _Worker, verdict: Verdict) -> None:
+    def _follow(self, worker: _SimulatedWorker, verdict: Verdict) -> None:
         assert worker.gate is not None
         if verdict is Verdict.ADVANCE:
             self._pass(worker)
@@ -551,11 +555,11 @@ class _Peers(_Run):
                 self.events.after(self.barrier.resample, self._draw_again, worker, worker.draws)
             self._ask(worker)
 
-    def _pass(self, worker: _Worker) -> None:
+    def _pass(self, worker: _SimulatedWorker) -> None:
         worker.gate = None
         self.begin(worker)
 
-    def forgets(self, worker: _Worker) -> None:
+    def forgets(self, worker: _SimulatedWorker) -> None:
         self.population.remove(worker)
         for watcher, draw in worker.watchers:
             self._lost(watcher, draw, worker)

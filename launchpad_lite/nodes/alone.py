@@ -1,39 +1,38 @@
-"""A node outside of any program, in the thread that calls it: for tests of single nodes."""
+"""Runs a node outside of any program, in the calling thread: for tests of single nodes."""
 
 import contextvars
 from collections.abc import Sequence
 
 from courier import Secret
-from launchpad_lite._address import Address, AddressTable
-from launchpad_lite._freeze import freeze
-from launchpad_lite._runtime import NodeRuntime, NodeSetup, WorkerLink
+from launchpad_lite.graph.freeze import freeze
+from launchpad_lite.life.events import Leaving, LetGo, RequestStop, Said, StopAsked
+from launchpad_lite.life.timing import DEFAULT
 from launchpad_lite.nodes.base import Work
-
-
-class _Alone(WorkerLink):
-    """A `WorkerLink` to nobody: the node ends when its work is done, or when it asks for the stop."""
-
-    def __init__(self, name: str, table: AddressTable) -> None:
-        self.runtime = NodeRuntime(NodeSetup("alone", name, 0), table, self)
-
-    def ask_stop(self) -> None:
-        self.runtime.request_stop()
-
-    def leaving(self) -> None:
-        self.runtime.let_go()
-
-    def run(self, work: Work) -> None:
-        with self.runtime.active():
-            freeze(work, share=True).thaw()(self.runtime)
+from launchpad_lite.worker.address import Address, AddressTable
+from launchpad_lite.worker.runtime import NodeRuntime, NodeSetup
 
 
 def run_alone(name: str, work: Work, addresses: Sequence[Address]) -> None:
-    """Does what a node does, in this thread; returns when it has ended.
+    """Runs a node in this thread; returns when it has ended.
 
     Args:
-        name: What messages call the node.
-        work: What it does. Handles in it become clients.
+        name: Its name in messages.
+        work: Its work. Handles in it become clients.
         addresses: Where it listens; see `Address.bind`.
     """
     table = addresses[0].table() if addresses else AddressTable({}, Secret.generate())
-    contextvars.copy_context().run(_Alone(name, table).run, work)
+
+    def supervise(said: Said) -> None:
+        """Ends the node when its work is done, or when it asks for the stop."""
+        if isinstance(said, Leaving):
+            runtime.obey(LetGo(name))
+        elif isinstance(said, StopAsked):
+            runtime.obey(RequestStop(name))
+
+    def run() -> None:
+        with runtime.active():
+            freeze(work, share=True).thaw()(runtime)
+        runtime.join_stop_handlers(DEFAULT.handlers_s)
+
+    runtime = NodeRuntime(NodeSetup("alone", name, 0), table, supervise)
+    contextvars.copy_context().run(run)

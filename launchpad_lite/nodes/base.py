@@ -1,20 +1,23 @@
-"""What a node and a handle are; the types every kind of node builds on."""
+"""Nodes and handles: the base types of every kind of node."""
 
 import abc
 import copy
 import inspect
+import typing
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, SupportsIndex, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, SupportsIndex, TypeVar
 
-from launchpad_lite._address import Address
-from launchpad_lite._policies import RestartPolicy
-from launchpad_lite._resources import Resources
+from courier.lowlevel import signature_of
 from launchpad_lite.errors import UnresolvedAddressError
+from launchpad_lite.graph.resources import Resources
+from launchpad_lite.life.policies import RestartPolicy
+from launchpad_lite.parts.arguments import name_of
+from launchpad_lite.worker.address import Address
+from launchpad_lite.worker.runtime import NodeRuntime
 
-if TYPE_CHECKING:
-    from launchpad_lite._runtime import NodeRuntime
+__all__ = ["DeclaredHandle", "Handle", "Node", "NodeRuntime", "PlanContext", "Task", "Work"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -44,10 +47,10 @@ class Handle(abc.ABC, Generic[T_co]):
         """
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        """Travels as a client, in a call for instance, once the program runs."""
+        """Pickles as a client, in a call for instance, once the program runs."""
         try:
             return _as_it_is, (self.dereference(),)
-        except (UnresolvedAddressError, TypeError, ValueError):  # or there is nothing to call
+        except (UnresolvedAddressError, TypeError, ValueError):  # or it cannot be called
             return super().__reduce_ex__(protocol)
 
     def __copy__(self) -> "Handle[T_co]":
@@ -66,7 +69,7 @@ def _as_it_is(client: T) -> T:
 
 
 class DeclaredHandle(Handle[Any]):
-    """A handle to a node that is not known yet; see `Program.declare`."""
+    """A handle to a node that is added later; see `Program.declare`."""
 
     def __init__(self, label: str, replica: int) -> None:
         self.name = f"{label}[{replica}]"
@@ -75,7 +78,7 @@ class DeclaredHandle(Handle[Any]):
         self.target: Handle[Any] | None = None
 
     def bind(self, target: Handle[Any]) -> None:
-        """Returns which node it is."""
+        """Sets its node."""
         self.target = target
         self.node_key = target.node_key
 
@@ -103,23 +106,23 @@ class DeclaredHandle(Handle[Any]):
 
 
 class Work(Protocol):
-    """What a worker does: a picklable callable."""
+    """The work of a worker: a picklable callable."""
 
-    def __call__(self, runtime: "NodeRuntime", /) -> None:
+    def __call__(self, runtime: NodeRuntime, /) -> None:
         """Does it; returns when the node has ended."""
 
     def parts(self) -> Mapping[str, object]:
-        """Returns what a user put into it, by names for messages."""
+        """Returns the user's objects in it, by names for messages."""
 
 
 class PlanContext(NamedTuple):
-    """What a node may know when it is turned into executables.
+    """The context in which a node is turned into executables.
 
     Attributes:
         launcher: Name of the launcher; for messages, not for decisions.
         label: The node's group.
         replica: Its index in the group.
-        resources: What each node of the group gets.
+        resources: The resources of each node of the group.
         keeps_state: Whether the launch gives it a folder for checkpoints.
     """
 
@@ -132,15 +135,15 @@ class PlanContext(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """What a node wants to have run: an executable that is not placed yet.
+    """A worker that a node wants: an executable that is not placed yet.
 
     Attributes:
-        work: What the worker does.
+        work: The work of the worker.
         addresses: Where it listens.
         description: For people, like `CourierNode(Range)`.
         stands_for: Keys of nodes that it runs, besides the one it comes from.
         together: Tasks with the same word run on one host.
-        restart: When it is restarted, unless `launch` says something about that.
+        restart: When it is restarted, unless `launch` sets that.
         may_keep_state: Whether its object may have `save` and `restore`.
     """
 
@@ -174,7 +177,7 @@ class Node(abc.ABC, Generic[T]):
 
     @abc.abstractmethod
     def to_executables(self, context: PlanContext) -> Sequence[Task]:
-        """Returns what has to be run for this node; several, or none, are fine.
+        """Returns the tasks of this node; several, or none, are fine.
 
         Raises:
             ValueError: The node is not complete; the message becomes a mistake of the program.
@@ -187,7 +190,7 @@ class Node(abc.ABC, Generic[T]):
 
     @property
     def description(self) -> str:
-        """For people, where nothing is run for the node: what it is."""
+        """A text that describes the node where nothing is run for it."""
         return type(self).__name__
 
     def __repr__(self) -> str:
@@ -205,20 +208,14 @@ class Node(abc.ABC, Generic[T]):
             yield from node.with_inner()
 
 
-#: Of this process, by their keys.
+#: The nodes of this process, by their keys.
 NODES: "weakref.WeakValueDictionary[str, Node[Any]]" = weakref.WeakValueDictionary()
-
-
-def name_of(constructor: object) -> str:
-    """Returns a readable name of a class or function."""
-    inner = getattr(constructor, "func", constructor)  # of a functools.partial
-    return str(getattr(inner, "__name__", None) or type(inner).__name__)
 
 
 def named_arguments(
     callee: str, function: object, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, object]:
-    """Names what a user passed to a node, for messages."""
+    """Names the arguments of a node, for messages."""
     parts: dict[str, object] = {f"{callee} {name_of(function)}": function}
     parts.update({f"argument {index}": value for index, value in enumerate(args)})
     parts.update({f"argument {name!r}": value for name, value in kwargs.items()})
@@ -246,18 +243,19 @@ def check_arguments(
         runs: Whether the `run` of what it returns is called.
 
     Raises:
-        ValueError: They do not fit its signature or its annotations, as far as that can be known; or
-            `run` has parameters without defaults, or is a generator.
+        ValueError: They clearly do not fit its signature or its annotations; or `run` has
+            parameters without defaults, or is a generator.
     """
+    function = typing.get_origin(function) or function  # the class of `Buffer[int]`
     try:
-        signature = inspect.signature(function)
+        signature = signature_of(function)
     except (TypeError, ValueError):  # written in C
         return
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         raise ValueError(f"{name_of(function)}{signature}: {error}") from None
-    from launchpad_lite._annotations import contradictions  # nodes that run do not need it
+    from launchpad_lite.nodes._annotations import contradictions  # nodes that run do not need it
 
     if wrong := "; ".join(contradictions(function, bound)):
         raise ValueError(f"{name_of(function)}: {wrong}")
@@ -274,9 +272,9 @@ def _check_run(constructor: type) -> None:
             f"{name_of(constructor)}.run yields: calling it would run nothing of it. Remove the yield"
         )
     try:
-        inspect.signature(run).bind(None)
+        signature_of(run).bind(None)
     except TypeError as error:
         raise ValueError(
-            f"{name_of(constructor)}.run{inspect.signature(run)} is called without arguments: {error}. "
+            f"{name_of(constructor)}.run{signature_of(run)} is called without arguments: {error}. "
             "Give them to the constructor"
         ) from None

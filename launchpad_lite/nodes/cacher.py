@@ -1,26 +1,25 @@
-"""A node that answers for another one, which too many ask for the same."""
+"""A node that answers for another one, for many readers of the same values."""
 
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar, cast
 
 import courier
-from launchpad_lite._arguments import one_of
 from launchpad_lite.nodes.base import Handle
 from launchpad_lite.nodes.courier import CourierNode, describe_target
+from launchpad_lite.parts.arguments import one_of
 
 T = TypeVar("T")
 
 
 class CacherNode(CourierNode[T]):
-    """Answers any method that its target has, from memory if that is not too old.
+    """Answers any method of its target, from memory if that is not too old.
 
     Put some between a server and its many readers (Launchpad paper, section 5.1): the server then
     answers each cacher once per interval, whatever the number of readers. An answer is kept per
-    method and arguments. An answer that is asked for when none is fresh enough is one call of the
-    target, however many ask at once. Exceptions pass, and are not kept; generators pass as well.
+    method and arguments. If no answer is fresh enough, all concurrent callers share one call of the
+    target. Exceptions and generators are passed on, but not kept.
 
-    All methods are taken for harmless: what must reach the target each time, as one that counts,
-    is to be called on the target itself.
+    Call methods with side effects, as one that counts, on the target itself.
 
     Example:
         learner = program.add_node(lp.CourierNode(Learner), label="learner")
@@ -47,11 +46,11 @@ class CacherNode(CourierNode[T]):
             target_handle: Of the node to answer for.
             refresh_interval_ms: `refresh_s` as the original has it, in milliseconds.
             stale_after_ms: `stale_s` as the original has it, in milliseconds.
-            refresh_s: Seconds within which the target is asked for the same once at most, and only
-                while a caller wants it; that caller gets the old answer. Must be given.
+            refresh_s: Seconds within which the target gets the same call once at most, and only if
+                a caller makes it; that caller gets the old answer. Must be given.
             stale_s: Older answers are not returned: the target is asked again. Must be
                 given.
-            max_bytes: Memory for answers; what was not wanted for longest goes first.
+            max_bytes: Memory for answers; the least recently used goes first.
             max_entries: The same for their number.
             courier_kwargs: As for `CourierNode`.
             courier_client_kwargs: As for `CourierNode`.
@@ -89,7 +88,7 @@ class CacherNode(CourierNode[T]):
         )
 
     def configure(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ARG002
-        """Refused: what it answers for is said when it is made.
+        """Refused: its target is given when it is made.
 
         Raises:
             TypeError: Always; `Program.declare` gives a handle to a node that comes later.

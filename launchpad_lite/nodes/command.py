@@ -24,26 +24,27 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import courier
-from courier._surviving import surviving
-from launchpad_lite._address import Address
-from launchpad_lite._forcing import ForcedExit
-from launchpad_lite._process import PythonProcess, check_text
-from launchpad_lite._runtime import NodeRuntime, keep_client
+from courier.lowlevel import split_address, surviving
 from launchpad_lite.errors import CommandError
+from launchpad_lite.graph.python_process import PythonProcess, check_text
 from launchpad_lite.nodes.base import DeclaredHandle, Handle, Node, PlanContext, Task
 from launchpad_lite.nodes.external import ExternalHandle
+from launchpad_lite.parts.marks import marked
+from launchpad_lite.process.forcing import ForcedExit
+from launchpad_lite.worker.address import Address
+from launchpad_lite.worker.runtime import NodeRuntime, keep_client
 
 T = TypeVar("T")
 
 _POLL_S = 0.02
-#: What a command has to end after SIGTERM, where a program has no notice.
+#: Seconds after SIGTERM that a command has to end, where a program has no notice.
 _TERMINATE_S = 2.0
 _LAST_LINES = 20
 _READ_BYTES = 1 << 16
-#: Longer lines are looked at in pieces.
+#: Longer lines are searched in pieces.
 _LONGEST_LINE_BYTES = 1 << 16
 _LONGEST_SHOWN = 1000
-#: In the environment of a command and so of all that it starts: tells what is its.
+#: Marks the environment of a command, and so of all its child processes.
 _MARK = "LAUNCHPAD_LITE_COMMAND"
 _PR_SET_PDEATHSIG = 1
 
@@ -60,13 +61,13 @@ class Endpoint(str):
 
     @property
     def host(self) -> str:
-        """The part before the colon."""
-        return self.rpartition(":")[0]
+        """The name or number, which of IPv6 is without the brackets here."""
+        return split_address(self)[0]
 
     @property
     def port(self) -> int:
-        """The part behind it."""
-        return int(self.rpartition(":")[2])
+        """The port."""
+        return split_address(self)[1]
 
 
 class EndpointHandle(Handle[Endpoint]):
@@ -118,12 +119,12 @@ def _wait_until_ready(client: Any) -> None:
         try:
             client.wait_until_ready()
         except courier.ServerLostError:
-            continue  # it may restart; if not, it cannot be called any more
+            continue  # it may restart; if not, its calls fail
         return
 
 
 class _DeclaredEndpointHandle(DeclaredHandle):
-    """A declared handle that does not wait, once it is known to be one of a command."""
+    """A declared handle that does not wait, once it belongs to a command."""
 
     def __init__(self, declared: DeclaredHandle) -> None:
         self.name = declared.name
@@ -140,7 +141,7 @@ class _DeclaredEndpointHandle(DeclaredHandle):
 
 
 def _without_waiting(handle: Handle[Any]) -> Handle[Any]:
-    """Returns a handle that gives an endpoint rather than a client, if it can, and at once."""
+    """Returns a handle that gives an endpoint at once, and not a client, if it can."""
     if isinstance(handle, DeclaredHandle):
         return _DeclaredEndpointHandle(handle)
     # Two commands may use each other.
@@ -158,11 +159,11 @@ class CommandNode(Node[Endpoint]):
     `{name.port}` for the parts, of an address of its own (`listens`) or of another node (`uses`).
     Braces are doubled, as for `str.format`.
 
-    Its output is that of the node, its input is empty. When the node is to end the command gets
-    SIGTERM, and after the notice SIGKILL, as do the processes it started; those it leaves behind
-    when it ends by itself get 2 s. A command that ends with another code than 0, or before it was
-    ready, fails the node with a `CommandError`. One that listens only serves: the program does not
-    wait for its end.
+    Its output is that of the node, its input is empty. When the node is to end, the command and its
+    child processes get SIGTERM, and after the notice SIGKILL; children that it leaves behind when
+    it ends by itself get 2 s. A command that ends with another code than 0, or before it was ready,
+    fails the node with a `CommandError`. One that listens only serves: the program does not wait
+    for its end.
 
     Example:
         store = program.add_node(
@@ -193,8 +194,8 @@ class CommandNode(Node[Endpoint]):
             env: Added to the environment.
             cwd: Its folder.
             ready: A regular expression: the node is ready when it is found in a line of output,
-                once that is complete, and a process listens. Many programs hold their lines back
-                when they print to no terminal.
+                once that is complete, and a process listens. Many programs buffer their lines when
+                they print to no terminal.
             ready_timeout_s: Seconds after which a command that is not ready fails the node.
 
         Raises:
@@ -232,7 +233,7 @@ class CommandNode(Node[Endpoint]):
             _check_names(text, {*addresses, *used})
         for text in argv:
             check_text(f"the argument {text!r}", text)
-        PythonProcess(env=env)  # refuses what no process can be given
+        PythonProcess(env=env)  # refuses impossible values
         self._work = CommandWork(
             tuple(argv), addresses, Address("ready"), used, env, folder, ready, ready_timeout_s
         )
@@ -240,7 +241,7 @@ class CommandNode(Node[Endpoint]):
     @property
     def addresses(self) -> Sequence[Address]:
         """Where the command will listen."""
-        # Where names are shown, one of its own goes before ours.
+        # Its own name, if it has one, is shown in place of ours.
         return (self._work.control, *self._work.addresses.values())
 
     @property
@@ -329,14 +330,14 @@ class CommandWork:
                         command.wait(stop)
                 else:
                     command.wait(stop)
-                    return  # how far it came is of no interest any more
+                    return  # its progress does not matter any more
             command.check()
         finally:
-            # Callers that still wait for a command that failed must get the error at once.
+            # Callers that wait for a failed command must get the error at once.
             server.stop(0.0)
 
     def parts(self) -> Mapping[str, object]:
-        """Returns what it uses, by name."""
+        """Returns the nodes that it uses, by name."""
         return {f"uses[{name!r}]": handle for name, handle in self.uses.items()}
 
 
@@ -377,32 +378,31 @@ class _Command:
                 f"the command {argv[0]!r} cannot be started: its folder {cwd!r} is none on this host"
             )
         self._argv = argv
-        # Ending a worker process ends its group, so the command stays in the group: then it ends
-        # with a worker that is killed, too. Other processes, which may lead a group of their own in
-        # a shell, run nodes in threads; and only a group of its own can be ended without them.
+        # A worker process is killed with its group, so the command stays in that group. Other
+        # processes, which may lead a group in a shell, run nodes in threads: there the command gets
+        # a group of its own, which can be ended alone.
         in_worker = (
             threading.current_thread() is threading.main_thread() and os.getpgid(0) == os.getpid()
         )
         self._has_group = not in_worker
-        self._mark = f"{_MARK}={uuid.uuid4().hex}"
+        self._mark = uuid.uuid4().hex
         self._was_asked = self._has_ended = False
         self._forcing = runtime.forcing
         with self._forcing.held_back():
             self._process = self._start(env, cwd, has_output=pattern is not None)
-            self._output: _Output | None = None
+            self._output: _CommandOutput | None = None
             if pattern is not None:
                 assert self._process.stdout is not None
-                self._output = _Output(self._process.stdout, re.compile(pattern))
+                self._output = _CommandOutput(self._process.stdout, re.compile(pattern))
             runtime.end_with_node(self._end_rest)
 
     def _start(
         self, env: Mapping[str, str], cwd: str | None, *, has_output: bool
     ) -> "subprocess.Popen[bytes]":
-        name, _, value = self._mark.partition("=")
         try:
             return subprocess.Popen(
                 self._argv,
-                env={**os.environ, **env, name: value},
+                env={**os.environ, **env, _MARK: self._mark},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if has_output else None,
@@ -427,7 +427,7 @@ class _Command:
     def wait_until_ready(
         self, endpoints: Sequence[Endpoint], timeout_s: float, stop: threading.Event
     ) -> bool:
-        """Waits until it listens, and until it has said so; returns False if it is to end before.
+        """Waits until it listens, and has printed `ready`; returns False if it is to end before.
 
         Raises:
             CommandError: It ended, or took too long.
@@ -437,7 +437,7 @@ class _Command:
         while not stop.is_set():
             has_ended = self._poll() is not None
             if has_ended and self._output is not None:
-                self._signal(signal.SIGKILL)  # what it has started may hold its output open
+                self._signal(signal.SIGKILL)  # its children may hold its output open
                 self._output.finish()
             silent = [endpoint for endpoint in silent if not _listens(endpoint)]
             if silent:
@@ -462,12 +462,12 @@ class _Command:
             pass
         if stop.is_set() and self._is_alive():
             self._ask()
-            # What it has started may have work to finish, too.
+            # Its children may have work to finish, too.
             while self._is_alive():
                 time.sleep(_POLL_S)
 
     def check(self) -> None:
-        """Raises what its end was, if that is a failure.
+        """Raises if its end was a failure.
 
         Raises:
             CommandError: It ended with another code than 0, or by a signal, and was not asked to.
@@ -483,7 +483,7 @@ class _Command:
     def _marked(self) -> list[int]:
         # Forced out of it, a thread would leave a file open.
         with self._forcing.held_back():
-            return _marked(self._mark)
+            return [*marked(_MARK, self._mark)]
 
     def _how_it_ended(self) -> str:
         code = self._process.returncode
@@ -491,7 +491,7 @@ class _Command:
             return f"ended with code {code}"
         try:
             return f"was ended by {signal.Signals(-code).name}"
-        except ValueError:  # those for real time have no names
+        except ValueError:  # real-time signals have no names
             return f"was ended by signal {-code}"
 
     def _error(self, what: str) -> CommandError:
@@ -500,25 +500,19 @@ class _Command:
         return CommandError(f"the command {self._argv[0]!r} {what}" + (f":{last}" if last else ""))
 
     def _ask(self) -> None:
-        # One that had ended by then did so by itself.
+        # If it had ended by then, it did so by itself.
         self._was_asked = self._poll() is None
         self._signal(signal.SIGTERM)
 
     def _is_alive(self) -> bool:
-        if self._poll() is None or self._marked():
-            return True
-        if sys.platform != "linux" and self._has_group:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, 0)
-                return True
-        return False
+        return self._poll() is None or bool(self._marked())
 
     def _signal(self, signum: int) -> None:
         found = set(self._marked())
         if self._poll() is None:
-            # Between fork and exec it carries no mark.
+            # Between fork and exec it has no mark.
             found.add(self._process.pid)
-        if self._has_group and (signum == signal.SIGKILL or sys.platform != "linux"):
+        if self._has_group and signum == signal.SIGKILL:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signum)
         for pid in found:
@@ -532,7 +526,7 @@ class _Command:
             give_up_at = time.monotonic() + grace_s
             while self._is_alive() and time.monotonic() < give_up_at:
                 time.sleep(_POLL_S)
-        # Again and again, because those that are to be ended may start others.
+        # In a loop, because processes that are being ended may start others.
         give_up_at = time.monotonic() + _TERMINATE_S
         self._signal(signal.SIGKILL)
         while self._is_alive() and time.monotonic() < give_up_at:
@@ -548,8 +542,8 @@ class _Command:
             self._end(0.0)
 
 
-class _Output:
-    """Passes output on as that of the node, and looks for a line in it."""
+class _CommandOutput:
+    """Passes output on as that of the node, and searches it for a line."""
 
     def __init__(self, stream: IO[bytes], pattern: "re.Pattern[str]") -> None:
         self.pattern = pattern
@@ -564,12 +558,12 @@ class _Output:
         self._thread.start()
 
     def last_lines(self) -> Sequence[str]:
-        """Returns what was printed last, each line without its end."""
+        """Returns the last lines of output, each without its end."""
         with self._lock:
             return [*self._lines]
 
     def finish(self) -> None:
-        """Takes in what is there. The command has ended; others may hold its output open."""
+        """Reads the rest. The command has ended, but others may hold its output open."""
         self._is_finishing.set()
         self._thread.join()
 
@@ -624,20 +618,6 @@ class _Output:
             stream.flush()
 
 
-def _marked(mark: str) -> list[int]:
-    """Returns the processes that carry a mark in their environment (Linux)."""
-    if sys.platform != "linux":
-        return []
-    found = []
-    wanted = mark.encode()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            with contextlib.suppress(OSError):
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-    return found
-
-
 def _listens(endpoint: Endpoint) -> bool:
     try:
         with socket.create_connection((endpoint.host, endpoint.port), 1.0) as sock:
@@ -650,7 +630,7 @@ def _listens(endpoint: Endpoint) -> bool:
 def _make_die_with_parent() -> Callable[[], None] | None:
     if sys.platform != "linux":
         return None
-    # Looked up here: between fork and exec there is no time to.
+    # Looked up here, because code between fork and exec must do little.
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def die_with_parent() -> None:

@@ -2,13 +2,9 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, NoReturn, TypeVar, cast
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast
 
 import courier
-from launchpad_lite._address import Address
-from launchpad_lite._runtime import NodeRuntime, keep_client
-from launchpad_lite._state import check_state_methods, may_have_state
 from launchpad_lite.nodes.base import (
     DeclaredHandle,
     Handle,
@@ -16,10 +12,13 @@ from launchpad_lite.nodes.base import (
     PlanContext,
     Task,
     check_arguments,
-    name_of,
     named_arguments,
 )
 from launchpad_lite.nodes.python import refuse_async, require_callable
+from launchpad_lite.parts.arguments import name_of
+from launchpad_lite.worker.address import Address
+from launchpad_lite.worker.runtime import NodeRuntime, keep_client
+from launchpad_lite.worker.state import check_state_methods, may_have_state
 
 T = TypeVar("T")
 
@@ -30,13 +29,12 @@ _CLIENT_OPTIONS = ("call_timeout_s", "call_timeout", "wait_for_ready", "compress
 class CourierHandle(Handle[T]):
     """A handle to a CourierNode; dereferences to a client that looks like the object.
 
-    Typed as the object itself, so that type checkers check each call; `courier.as_remote(client)` has
-    `.futures` and `.aio` as well.
+    Typed as the object itself, so that type checkers check each call.
 
     Example:
         learner = program.add_node(lp.CourierNode(Learner), label="learner")  # this is the handle
         running = lp.launch(program)
-        learner.dereference().step()  # in a node it becomes a client by itself
+        learner.dereference().step()  # in a node it becomes a client automatically
     """
 
     def __init__(self, node: "CourierNode[T]", address: Address, options: dict[str, Any]) -> None:
@@ -85,7 +83,7 @@ class CourierHandle(Handle[T]):
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
-            raise AttributeError(name)  # asked for by pickle and copy
+            raise AttributeError(name)  # for pickle and copy
         raise AttributeError(
             f"a handle has no {name!r}: it stands for {self.of}, which does not run yet. "
             "Pass the handle to another node, which finds a client in its place, or call "
@@ -94,7 +92,7 @@ class CourierHandle(Handle[T]):
 
 
 def describe_target(handle: object, who: str) -> str:
-    """Returns the node that a handle stands for, for people, if it can be called.
+    """Returns the node of a handle, as text, if it can be called.
 
     Raises:
         TypeError: It is no handle of a node that can be called; `who` wanted one.
@@ -118,13 +116,13 @@ class CourierNode(Node[T], Generic[T]):
     `save` and `restore` where the node keeps checkpoints.
 
     Methods run in up to 16 threads at the same time, and beside `run`: protect what they share with
-    a lock, or pass `serial=True`, and no method runs at the same time as another one. `run` does
-    even then, because it usually loops until the end.
+    a lock, or pass `serial=True`, and no method runs at the same time as another one. `run` runs
+    beside methods even then, because it usually loops until the end.
 
     `async def run()`, async methods and async generators work, on one event loop: in the main
     thread while an async `run` runs, otherwise in a thread that starts with the first of them. One
-    that blocks holds up all others. At the stop, `run` has the notice as any other; if it has not
-    ended then, it is cancelled. `await asyncio.to_thread(lp.wait_for_stop)` waits for the stop.
+    that blocks delays all others. At the stop, `run` has the notice as any other; after that, it is
+    cancelled. `await asyncio.to_thread(lp.wait_for_stop)` waits for the stop.
 
     An object with a method `set_courier_server(server)` gets its server before
     it is started, and starts it itself.
@@ -154,8 +152,8 @@ class CourierNode(Node[T], Generic[T]):
             courier_client_kwargs: Options of its clients: `call_timeout_s`, `wait_for_ready`,
                 `compress`; see `courier.Client`.
             serial: Whether methods never run at the same time as each other; see `courier.Server`.
-            **kwargs: Arguments of the constructor by name. One that is named as an option here goes
-                in by `functools.partial`.
+            **kwargs: Arguments of the constructor by name. Pass one with the name of an option here
+            by `functools.partial`.
 
         Raises:
             TypeError: `constructor` cannot be called or is async, or an option is unknown.
@@ -246,21 +244,20 @@ class CourierNode(Node[T], Generic[T]):
         return [Task(work, self.addresses, self.description, may_keep_state=may_keep_state)]
 
 
-@dataclass(frozen=True)
-class CourierWork:
+class CourierWork(NamedTuple):
     """Constructs an object, serves it and runs it."""
 
     constructor: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     address: Address
-    server_options: Mapping[str, Any] = field(default_factory=dict)
-    run_enabled: bool = True
+    server_options: Mapping[str, Any]
+    run_enabled: bool
 
     def __call__(self, runtime: NodeRuntime) -> None:
         """Does it."""
         instance = self.constructor(*self.args, **self.kwargs)
-        # Restored before it can be called, saved when it cannot be called any more.
+        # Restored before calls, saved after them.
         with runtime.state.kept(instance, runtime.leaves_well):
             self._serve(instance, runtime)
 
@@ -287,7 +284,7 @@ class CourierWork:
                     runtime.wait_for_stop()
         except BaseException as error:
             if not runtime.leaves_in_order(error):
-                grace_s = 0.0  # calls in flight would only put off the news
+                grace_s = 0.0  # calls in flight would only delay the report
             raise
         finally:
             if server.has_started:

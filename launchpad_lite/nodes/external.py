@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import courier
-from launchpad_lite._runtime import keep_own_client
 from launchpad_lite.nodes.base import Handle, Node, PlanContext, Task
+from launchpad_lite.worker.runtime import keep_own_client
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -48,16 +48,16 @@ class ExternalNode(Node[T]):
 
         Args:
             address: `host:port`.
-            client: Makes what other nodes find in place of the handle; it is called in the
-                node with the address. None makes a `courier.Client` without a secret,
-                for a server of the same user on the machine of the node.
+            client: Makes the object in place of the handle in other nodes; called there with the
+                address. None makes a `courier.Client` without a secret, for a server of the same
+                user on the machine of the node.
 
         Raises:
             TypeError: `client` cannot be called.
             ValueError: `address` is not host:port.
         """
         super().__init__()
-        courier.Client(address)  # says what is wrong with it
+        courier.Client(address)  # raises if it is malformed
         if client is not None and not callable(client):
             raise TypeError(f"client is a function that takes the address, not {client!r}")
         self.address = address

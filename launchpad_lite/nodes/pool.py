@@ -1,16 +1,18 @@
 """Several nodes that do the same, as one."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Generic, TypeVar
 
 import courier
 from courier import PoolChoice
-from launchpad_lite._deferred import Deferred
+from launchpad_lite.graph.deferred import Deferred
 from launchpad_lite.nodes.base import Handle
 from launchpad_lite.nodes.courier import describe_target
 
+T = TypeVar("T")
 
-class Pool(Deferred[courier.Pool]):
+
+class Pool(Deferred[courier.Pool[T]], Generic[T]):
     """The handles of several nodes as one: in a running node it becomes a `courier.Pool`.
 
     Example:
@@ -25,15 +27,13 @@ class Pool(Deferred[courier.Pool]):
                 servers.futures.all.set(key, 1)     # of all: a list of futures
     """
 
-    def __init__(
-        self, handles: Iterable[Handle[Any]], *, choose: PoolChoice = "round_robin"
-    ) -> None:
+    def __init__(self, handles: Iterable[Handle[T]], *, choose: PoolChoice = "round_robin") -> None:
         """Describes the pool.
 
         Args:
             handles: Of nodes that can be called.
-            choose: Which one is called: "round_robin" takes turns, "least_loaded" prefers who has
-                the fewest calls of this pool on their way.
+            choose: Which one is called: "round_robin" takes turns, "least_loaded" prefers the one
+                with the fewest calls of this pool in flight.
 
         Raises:
             TypeError: Something is no handle of a node that can be called.
@@ -50,7 +50,7 @@ class Pool(Deferred[courier.Pool]):
         self._handles = handles
         self._choose: PoolChoice = choose
 
-    def dereference(self) -> courier.Pool:
+    def dereference(self) -> courier.Pool[T]:
         """Returns the pool, in a running node or in the launching process.
 
         Raises:

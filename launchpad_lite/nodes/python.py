@@ -2,22 +2,21 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from courier._tasks import Tasks
-from launchpad_lite._runtime import NodeRuntime
-from launchpad_lite._state import check_state_methods, may_have_state
+from courier.lowlevel import Tasks
 from launchpad_lite.nodes.base import (
     Handle,
     Node,
     PlanContext,
     Task,
     check_arguments,
-    name_of,
     named_arguments,
     yields,
 )
+from launchpad_lite.parts.arguments import name_of
+from launchpad_lite.worker.runtime import NodeRuntime
+from launchpad_lite.worker.state import check_state_methods, may_have_state
 
 T = TypeVar("T")
 
@@ -25,7 +24,7 @@ T = TypeVar("T")
 _LOOP_END_S = 1.0
 
 
-class SilentHandle(Handle[Any]):
+class SilentHandle(Handle[None]):
     """The handle of a node that serves nothing; it can be held, not dereferenced."""
 
     def __init__(self, node: Node[Any], description: str) -> None:
@@ -44,7 +43,7 @@ class SilentHandle(Handle[Any]):
         )
 
 
-class PyNode(Node[Any]):
+class PyNode(Node[None]):
     """Runs `function(*args, **kwargs)`; the node ends when it returns.
 
     An `async def` function is awaited, on an event loop in the main thread of the node.
@@ -60,7 +59,7 @@ class PyNode(Node[Any]):
         """Describes the node.
 
         Args:
-            function: What to run.
+            function: The function.
             *args: Its arguments; handles in them become clients.
             **kwargs: The same by name.
 
@@ -155,8 +154,7 @@ class PyClassNode(PyNode):
         return ClassWork(self._function, self._args, self._kwargs, self._run)
 
 
-@dataclass(frozen=True)
-class FunctionWork:
+class FunctionWork(NamedTuple):
     """Calls a function."""
 
     function: Callable[..., Any]
@@ -165,7 +163,7 @@ class FunctionWork:
 
     def __call__(self, runtime: NodeRuntime) -> None:
         """Does it."""
-        # A function may be an object that is called, with a state.
+        # A function may be a callable object, with a state.
         with runtime.state.kept(self.function, runtime.leaves_well), runtime.at_work(runs=True):
             _finish(self.function(*self.args, **self.kwargs))
 
@@ -174,8 +172,7 @@ class FunctionWork:
         return named_arguments("function", self.function, self.args, self.kwargs)
 
 
-@dataclass(frozen=True)
-class ClassWork:
+class ClassWork(NamedTuple):
     """Constructs an object and runs it."""
 
     constructor: Callable[..., Any]
@@ -197,7 +194,7 @@ class ClassWork:
 
 
 def _finish(result: object) -> None:
-    """Awaits what a node returned, if that is a coroutine."""
+    """Awaits the result of a node, if it is a coroutine."""
     if inspect.iscoroutine(result):
         tasks = Tasks()
         try:
@@ -207,7 +204,7 @@ def _finish(result: object) -> None:
 
 
 def refuse_async(kind: type, constructor: Callable[..., Any]) -> None:
-    """Raises the error of a function that would give a coroutine in place of an object.
+    """Raises the error of a function that returns a coroutine in place of an object.
 
     Raises:
         TypeError: `constructor` is an `async def`, or a generator.
@@ -222,7 +219,7 @@ def refuse_async(kind: type, constructor: Callable[..., Any]) -> None:
 
 
 def require_callable(kind: type, function: object) -> None:
-    """Raises the error that names a mistake where it is made.
+    """Raises if the function cannot be called, where the mistake is made.
 
     Raises:
         TypeError: `function` cannot be called.

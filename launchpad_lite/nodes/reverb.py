@@ -14,11 +14,13 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from launchpad_lite._address import Address
-from launchpad_lite._private_files import make_own_folder
-from launchpad_lite._runtime import NodeRuntime
-from launchpad_lite.nodes.base import Handle, Node, PlanContext, Task, name_of
+from courier.lowlevel import split_address
+from launchpad_lite.nodes.base import Handle, Node, PlanContext, Task
 from launchpad_lite.nodes.python import require_callable
+from launchpad_lite.parts.arguments import name_of
+from launchpad_lite.parts.private_files import make_own_folder
+from launchpad_lite.worker.address import Address
+from launchpad_lite.worker.runtime import NodeRuntime
 
 if TYPE_CHECKING:
     import reverb
@@ -77,9 +79,8 @@ class ReverbNode(Node[_Client]):
     Checkpoints are written at an orderly stop and on a period, and read at the next start:
 
     - `lp.launch(..., checkpoints=...)` says where for any node: if this one has a folder from
-      there, it is what counts. Reverb's files are kept in it like the state of any node, `keep` of
-      them, and `checkpoint_ctor` is not called. What `client.checkpoint()` writes besides is not
-      kept.
+      there, that is used. Reverb's files are kept in it like the state of any node, `keep` of them,
+      and `checkpoint_ctor` is not called. Checkpoints of `client.checkpoint()` are not kept then.
     - Otherwise `checkpoint_ctor` says where. Reverb removes no old checkpoints there.
     - With neither, Reverb has no checkpointer.
 
@@ -164,8 +165,8 @@ class ReverbNode(Node[_Client]):
         if importlib.util.find_spec("reverb") is None:
             raise ValueError(
                 f"{self.description} needs Reverb, which is not installed here: "
-                "pip install 'launchpad-lite[reverb]' (on Linux with Python 3.11 or older: there "
-                "is no dm-reverb for newer ones)"
+                "pip install 'launchpad-lite[reverb]' (on Linux with x86 and Python 3.11 or older: there "
+                "is no dm-reverb for others)"
             )
         if self._minutes and self._checkpoint_ctor is None and not context.keeps_state:
             raise ValueError(
@@ -210,7 +211,7 @@ class ReverbWork:
             replay.stop()
 
     def _port(self) -> int:
-        return int(self.address.resolve().rpartition(":")[2])
+        return split_address(self.address.resolve())[1]
 
     def _serve(self, runtime: NodeRuntime, save: Callable[[], object]) -> None:
         with runtime.at_work(runs=False):
@@ -218,7 +219,7 @@ class ReverbWork:
                 try:
                     save()
                 except Exception:
-                    # As for all checkpoints: a disk that is full for a while ends no node.
+                    # As for all checkpoints: a full disk ends no node.
                     _LOGGER.exception("%s: a checkpoint could not be written", runtime.name)
 
     def parts(self) -> Mapping[str, object]:
@@ -243,7 +244,7 @@ class _Replay:
         self._client: Any = None
 
     def start(self, checkpointer: Any) -> None:
-        """Serves what the checkpointer finds; None keeps nothing."""
+        """Serves the state that the checkpointer finds; None keeps nothing."""
         reverb = _load()
 
         class NoCheckpointer(reverb.checkpointers.CheckpointerBase):  # type: ignore[misc, name-defined]
@@ -275,8 +276,8 @@ class _StagedReplay(_Replay):
         self._restored: str | None = None
 
     def checkpointer(self) -> Any:
-        """Returns one that writes to the staging folder and reads what was restored."""
-        make_own_folder(self._staging.parent)  # what lies there is removed, or read
+        """Returns a checkpointer that writes to the staging folder and reads the restored state."""
+        make_own_folder(self._staging.parent)  # its content is removed, or read
         # An earlier server may have been killed while it wrote; Reverb would go on from there.
         shutil.rmtree(self._staging, ignore_errors=True)
         return _load().checkpointers.DefaultCheckpointer(
@@ -288,7 +289,7 @@ class _StagedReplay(_Replay):
         written = self.checkpoint()
         # Within one file system, so that this copies nothing.
         written.rename(folder / "tables")
-        # The name of a checkpoint is the time it was made, and Reverb looks at nothing else.
+        # The name of a checkpoint is its time, and Reverb checks nothing else.
         shutil.rmtree(self._staging, ignore_errors=True)
 
     def restore(self, folder: Path) -> None:

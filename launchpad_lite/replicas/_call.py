@@ -1,4 +1,4 @@
-"""What a replica calls, and where: compared between replicas, so that none mixes up its calls."""
+"""Calls of replicas, which are compared, so that no replica mixes up its calls."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,14 +6,14 @@ from typing import NamedTuple
 from launchpad_lite.replicas.errors import CollectiveMismatchError
 
 
-class Call(NamedTuple):
+class CollectiveCall(NamedTuple):
     """A collective that a replica takes part in.
 
     Attributes:
-        number: How many it has called before, in this generation.
-        signature: What must be the same in all replicas: kind, label, types and shapes, for people
-            to read, as `all_reduce(sum) of loss: float32[64]`.
-        site: Where, as `train.py:41 in step_fn`. May differ.
+        number: How many calls the replica made before, in this generation.
+        signature: The same in all replicas: kind, label, types and shapes, as text, such as
+            `all_reduce(sum) of loss: float32[64]`.
+        site: The place of the call, as `train.py:41 in step_fn`. May differ.
     """
 
     number: int
@@ -21,15 +21,16 @@ class Call(NamedTuple):
     site: str = ""
 
 
-def check_same(calls: Sequence[Call], first: int = 0) -> None:
+def check_same(calls: Sequence[CollectiveCall], first: int = 0) -> None:
     """Checks that all replicas make the same call.
 
     Args:
         calls: Of each replica, in order.
-        first: Which replica the first of them is of.
+        first: The replica of the first one.
 
     Raises:
-        CollectiveMismatchError: They do not. Names those that differ from most of the others.
+        CollectiveMismatchError: They do not. Names the replicas that differ from most of the
+            others.
     """
     kinds = [(call.number, call.signature) for call in calls]
     if kinds.count(kinds[0]) == len(kinds):

@@ -1,119 +1,88 @@
-"""What moves flat arrays between replicas: the interface, and the one for a single replica."""
+"""Carriers move flat arrays between replicas: the interface, and that of a single replica."""
 
-import abc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from launchpad_lite.replicas._call import Call
+from launchpad_lite.replicas._call import CollectiveCall
 
 if TYPE_CHECKING:
     import numpy as np
 
 #: How values are combined.
 Op = Literal["sum", "mean", "max", "min", "product"]
-#: Seconds after which the loss of another replica is known to all.
+#: Seconds after which all know that another replica is lost.
 NEWS_S = 5.0
 
 
-class Carrier(abc.ABC):
+class Carrier:
     """Moves flat arrays between replicas, which make the same calls in the same order.
 
-    One thread calls at a time; `abort` comes from another one.
+    One thread calls at a time; `abort` comes from another one. This class is for a single replica.
 
     Attributes:
-        rank: Which replica this is.
+        rank: The number of this replica.
         size: How many there are.
         aside: The kind of leaves, as `_nests.kind`, that `all_reduce` and `broadcast` take as they
-            are: a list of them in the place of a flat array, whose items they replace.
+            are: a list of them in place of a flat array, whose items are replaced.
     """
 
-    rank: int
-    size: int
+    rank: int = 0
+    size: int = 1
     aside: str = ""
 
-    def takes(self, device: Any, call: Call) -> bool:  # noqa: ARG002
+    def takes(self, device: Any, call: CollectiveCall) -> bool:  # noqa: ARG002 - others ask each other
         """Returns whether `all_reduce` and `broadcast` take tensors on this GPU. All replicas ask together."""
-        return False
+        return self.size == 1
 
-    @abc.abstractmethod
-    def all_reduce(self, array: Any, op: Op, call: Call) -> None:
-        """Combines the arrays of all replicas; each gets the result in place, bit by bit the same.
+    def all_reduce(self, array: Any, op: Op, call: CollectiveCall) -> None:
+        """Combines the arrays of all replicas in place; the result is bit by bit the same in each.
 
         Args:
             array: Contiguous, of one dimension and any dtype that can be added: a numpy array, or
-                what the carrier is for. The same dtype and length in all replicas.
-            op: How. The mean is of floating-point numbers only.
-            call: What is called. If another replica calls something else, all raise.
+                another kind that the carrier takes. The same dtype and length in all replicas.
+            op: The operation. The mean is of floating-point numbers only.
+            call: This call. If another replica makes a different one, all raise.
 
         Raises:
+            TypeError: The dtype cannot be combined so.
+            ValueError: There is no such operation, or the array has another form.
             CollectiveMismatchError: Replicas made different calls.
             ReplicaLostError: One of them is lost.
         """
 
-    @abc.abstractmethod
-    def all_gather(self, value: Any, call: Call) -> Sequence[Any]:
-        """Returns what each replica gave, by rank: values that can be pickled, of any size.
+    def all_gather(self, value: Any, call: CollectiveCall) -> Sequence[Any]:  # noqa: ARG002 - others compare it
+        """Returns the value of each replica, by rank: values that can be pickled, of any size.
 
-        Large arrays in them travel without being copied into a pickle.
+        Large arrays in them are not copied into the pickle. With several replicas, each result is a
+        copy.
 
         Raises:
+            Exception: As pickle, for values that cannot be pickled.
             CollectiveMismatchError: Replicas made different calls.
             ReplicaLostError: One of them is lost.
         """
+        return [value]
 
-    @abc.abstractmethod
-    def broadcast(self, array: Any, source: int, call: Call) -> None:
+    def broadcast(self, array: Any, source: int, call: CollectiveCall) -> None:
         """Gives all replicas the array of one of them, in place.
 
         Raises:
+            ValueError: There is no such replica, or the array has another form.
             CollectiveMismatchError: Replicas made different calls.
             ReplicaLostError: One of them is lost.
         """
 
-    @abc.abstractmethod
     def buffer(self, nbytes: int) -> "np.ndarray[Any, Any]":
-        """Returns zeroed memory as uint8 that `all_reduce` and `broadcast` are fastest with.
+        """Returns zeroed memory as uint8 with which `all_reduce` and `broadcast` are fastest.
 
         All replicas call it in the same order with the same sizes. The memory is the caller's.
         """
-
-    @abc.abstractmethod
-    def abort(self, error: Exception) -> None:
-        """Has calls in flight, and all later ones, raise this error soon. Thread-safe."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Frees what it has."""
-
-
-class AloneCarrier(Carrier):
-    """Of a single replica."""
-
-    rank = 0
-    size = 1
-
-    def takes(self, device: Any, call: Call) -> bool:  # noqa: ARG002
-        """Takes all."""
-        return True
-
-    def all_reduce(self, array: Any, op: Op, call: Call) -> None:
-        """Leaves the array as it is."""
-
-    def all_gather(self, value: Any, call: Call) -> Sequence[Any]:  # noqa: ARG002
-        """Returns the only value."""
-        return [value]
-
-    def broadcast(self, array: Any, source: int, call: Call) -> None:
-        """Leaves the array as it is."""
-
-    def buffer(self, nbytes: int) -> "np.ndarray[Any, Any]":
-        """Returns memory."""
         import numpy as np
 
         return np.zeros(nbytes, np.uint8)
 
     def abort(self, error: Exception) -> None:
-        """Does nothing: it never waits."""
+        """Makes calls in flight, and all later ones, raise this error soon. Thread-safe."""
 
     def close(self) -> None:
-        """Does nothing."""
+        """Frees its resources."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import courier
 from launchpad_lite.launching import loaded_module
-from launchpad_lite.replicas._call import Call
+from launchpad_lite.replicas._call import CollectiveCall
 from launchpad_lite.replicas._carrier import NEWS_S, Carrier, Op
 from launchpad_lite.replicas._operations import leave_out
 from launchpad_lite.replicas._packing import Packed
@@ -33,14 +33,14 @@ _OPS = get_args(Op)
 
 
 class Collectives:
-    """What replicas call together. Thread-safe: calls are made in the order of their begin.
+    """Calls that replicas make together. Thread-safe: calls run in the order in which they begin.
 
     Attributes:
-        rank: Which replica this is.
+        rank: The number of this replica.
         size: How many there are.
-        averages: What takes means of gradients by these; each key lives as long as its parameters.
+        averages: The averages of gradients by optimizer; each key lives as long as its parameters.
         seconds: Time spent waiting for others and moving data, so far.
-        idle: Replicas that are left out of what is combined.
+        idle: Replicas whose values are left out.
     """
 
     def __init__(self, carrier: Carrier) -> None:
@@ -58,11 +58,11 @@ class Collectives:
         #: Held while a call gets its number and its place in the order.
         self._lock = threading.RLock()
         self._number = 0
-        #: Runs what goes on in the background; made when it is first needed.
+        #: Runs calls in the background; made at the first use.
         self._background: ThreadPoolExecutor | None = None
         #: The last call in the background.
         self._last: Future[None] | None = None
-        #: A call of another kind that is waited for, and why it is not waited for any more.
+        #: A call of another kind for which this waits, and the error that ended the wait.
         self._awaited: Any = None
         self._error: Exception | None = None
         self._is_aborted = threading.Event()
@@ -80,7 +80,7 @@ class Collectives:
             raise ValueError(f"op is one of {', '.join(_OPS)}, not {op!r}")
         packed = Packed(nest, op, self._carrier.aside)
 
-        def reduce(call: Call) -> None:
+        def reduce(call: CollectiveCall) -> None:
             for array in packed.arrays.values():
                 self._reduce(array, op, call, self.idle)
 
@@ -88,7 +88,7 @@ class Collectives:
         return packed.unpacked()
 
     def all_gather(self, value: Any, label: str = "") -> list[Any]:
-        """Returns what each replica gave, by rank: any values that can be pickled.
+        """Returns the value of each replica, by rank: any values that can be pickled.
 
         Raises:
             TypeError: The value cannot be pickled.
@@ -96,7 +96,7 @@ class Collectives:
             ReplicaLostError: One of them is lost.
         """
 
-        def gather(call: Call) -> list[Any]:
+        def gather(call: CollectiveCall) -> list[Any]:
             try:
                 return list(self._carrier.all_gather(value, call))
             except (TypeError, AttributeError, pickle.PicklingError) as error:
@@ -107,7 +107,7 @@ class Collectives:
         return self._now(gather, "all_gather", label)
 
     def broadcast(self, nest: Any, source: int = 0, label: str = "") -> Any:
-        """Returns the nested value of one replica; that of the others has the same types and shapes.
+        """Returns the nested value of one replica; the others' have the same types and shapes.
 
         Raises:
             ValueError: There is no such replica.
@@ -119,7 +119,7 @@ class Collectives:
             raise ValueError(f"source is a replica, 0 to {self.size - 1}, not {source}")
         packed = Packed(nest, aside=self._carrier.aside)
 
-        def send(call: Call) -> None:
+        def send(call: CollectiveCall) -> None:
             for array in packed.arrays.values():
                 self._carrier.broadcast(array, source, call)
 
@@ -138,14 +138,14 @@ class Collectives:
         self.all_gather(None, label)
 
     def buffer(self, nbytes: int) -> "np.ndarray[Any, Any]":
-        """Returns memory that `reduce_later` is fastest with; as `Carrier.buffer`."""
+        """Returns memory with which `reduce_later` is fastest; as `Carrier.buffer`."""
         return self._carrier.buffer(nbytes)
 
     def reduce_later(self, array: Any, op: Op, label: str) -> "Future[None]":
         """Combines a flat array in place, in the background.
 
         Returns:
-            When that is done, or has failed; for `finish`.
+            A future that ends with the call; for `finish`.
         """
         text = f"{array.dtype}[{len(array)}]"
         with self._lock:
@@ -156,7 +156,7 @@ class Collectives:
             return self._last
 
     def finish(self, later: "Future[None]") -> None:
-        """Waits for what goes on in the background.
+        """Waits for the calls in the background.
 
         Raises:
             CollectiveMismatchError: Replicas made different calls.
@@ -169,7 +169,7 @@ class Collectives:
             self.seconds += time.monotonic() - begun_at
 
     def abort(self, error: Exception) -> None:
-        """Has all calls raise this error. Thread-safe."""
+        """Makes all calls raise this error. Thread-safe."""
         self._error = error
         self._is_aborted.set()
         if self._awaited is not None:
@@ -177,7 +177,7 @@ class Collectives:
         self._carrier.abort(error)
 
     def result_of(self, call: Any) -> Any:
-        """Returns what another replica answers to a call, which `abort` ends, too.
+        """Returns the answer of another replica to a call; `abort` ends the wait.
 
         Args:
             call: A future.
@@ -196,7 +196,7 @@ class Collectives:
                 raise
             raise self._error from None
         except courier.ServerLostError:
-            # Of that replica, and then this generation ends soon, or of what its answer needs.
+            # That replica is lost, and this generation ends soon; or its answer needs one that is.
             if not self._is_aborted.wait(NEWS_S) or self._error is None:
                 raise
             raise self._error from None
@@ -207,7 +207,7 @@ class Collectives:
             self._background.shutdown(cancel_futures=True)
         self._carrier.close()
 
-    def _reduce(self, array: Any, op: Op, call: Call, idle: Collection[int]) -> None:
+    def _reduce(self, array: Any, op: Op, call: CollectiveCall, idle: Collection[int]) -> None:
         if not idle:
             self._carrier.all_reduce(array, op, call)
             return
@@ -220,32 +220,32 @@ class Collectives:
             array /= self.size - len(idle)
         self._carrier.all_reduce(array, "sum" if op == "mean" else op, call)
 
-    def _now(self, work: Callable[[Call], T], kind: str, label: str, text: str = "") -> T:
+    def _now(self, work: Callable[[CollectiveCall], T], kind: str, label: str, text: str = "") -> T:
         with self._lock:
             call = self._call(kind, label, text)
             begun_at = time.monotonic()
             try:
                 if self._last is not None:
-                    self._last.exception()  # what goes on in the background comes first
+                    self._last.exception()  # calls in the background come first
                     self._last = None
                 return work(call)
             finally:
                 self.seconds += time.monotonic() - begun_at
 
-    def _call(self, kind: str, label: str, text: str) -> Call:
+    def _call(self, kind: str, label: str, text: str) -> CollectiveCall:
         self._number += 1
         signature = kind + (f" of {label}" if label else "") + (f": {text}" if text else "")
-        return Call(self._number, signature, _site())
+        return CollectiveCall(self._number, signature, _site())
 
 
 def _site() -> str:
-    """Returns where the code of the user is that makes a call; empty if it is none of the user."""
+    """Returns the line of the user's code that makes a call; empty if no such code does."""
     torch = loaded_module("torch")  # it calls hooks, in the backward pass and in step()
     others = _HERE if torch is None else (_HERE, torch.__path__[0] + os.sep)
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(others):
         frame = frame.f_back
-    # In the backward pass of a GPU there is none; and nodes gather what functions return.
+    # None in the backward pass of a GPU, or where nodes gather the results of functions.
     if frame is None or frame.f_code.co_filename.startswith(_PACKAGE):
         return ""
     code = frame.f_code
@@ -253,6 +253,6 @@ def _site() -> str:
 
 
 def split(items: Sequence[T], rank: int, size: int) -> Sequence[T]:
-    """Returns the part of a list that one of several replicas has: parts are as even as can be."""
+    """Returns the part of a list for one of several replicas; the parts are as even as possible."""
     begin, end = (len(items) * part // size for part in (rank, rank + 1))
     return items[begin:end]

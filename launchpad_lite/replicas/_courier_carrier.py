@@ -2,8 +2,8 @@
 
 Replicas of one machine that can open each other's memory are a *group*, and its first one is its
 chief, and their *leader* towards other groups. So a replica without such neighbours is a group of
-its own. Each call begins with a meeting of all replicas, which compares what they call. Where
-arrays are small, the meeting combines them as well.
+its own. Each call begins with a meeting of all replicas, which compares their calls, and combines
+small arrays as well.
 """
 
 import functools
@@ -12,18 +12,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from launchpad_lite.replicas import _payload
-from launchpad_lite.replicas._call import Call, check_same
+from launchpad_lite.replicas._call import CollectiveCall, check_same
 from launchpad_lite.replicas._carrier import Carrier, Op
 from launchpad_lite.replicas._leaders import Courier, Leaders
 from launchpad_lite.replicas._mailbox import Box
-from launchpad_lite.replicas._operations import Operation, check_flat
+from launchpad_lite.replicas._operations import ArrayOperation, check_flat
 from launchpad_lite.replicas._shared_arrays import Answer, SharedArrays
 from launchpad_lite.replicas._shared_memory import (
     DIGEST_BYTES,
     SLOT_BYTES,
+    MemoryPlace,
     OwnMemory,
-    Place,
-    Report,
+    ReplicaReport,
     SharedGroup,
 )
 from launchpad_lite.replicas.errors import (
@@ -39,9 +39,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Up to this size the first leader combines the arrays of the groups; larger ones go round the ring.
+#: Up to this size the first leader combines the arrays of the groups; larger ones go around the
+#: ring.
 _STAR_BYTES = 1 << 16
-#: In what replicas meet for before they have groups.
+#: The label of the meetings before there are groups.
 _PLACES, _OPENED = -2, -1
 
 
@@ -60,11 +61,10 @@ class CourierCarrier(Carrier):
 
         Args:
             rank: Of this replica.
-            box: What its `Mailbox` fills.
+            box: Filled by its `Mailbox`.
             peers: Clients of the mailboxes of all replicas, by rank. The own one is not used.
-            machines: Names of the machines of all replicas, by rank. Those of one machine have the
-                same.
-            generation: What other replicas send must be of the same.
+            machines: The machine of each replica, by rank.
+            generation: Messages of other replicas must be of the same one.
         """
         self.rank = rank
         self.size = len(peers)
@@ -80,46 +80,24 @@ class CourierCarrier(Carrier):
         self._is_one_group = True
         self._group: SharedGroup | None = None
         self._arrays: SharedArrays | None = None
-        #: If this is one of them, and there are others.
+        #: The leaders, if this is one of several.
         self._leaders: Leaders | None = None
         box.begin(generation)
 
-    def all_reduce(self, array: Any, op: Op, call: Call) -> None:
-        """Combines the arrays of all replicas, in place.
-
-        Raises:
-            TypeError: The dtype cannot be combined so.
-            ValueError: There is no such operation, or the array is not as it must be.
-            CollectiveMismatchError: Replicas made different calls.
-            ReplicaLostError: One of them is lost.
-        """
+    def all_reduce(self, array: Any, op: Op, call: CollectiveCall) -> None:
         check_flat(array)
-        operation = Operation(op, array.dtype, self.size)
+        operation = ArrayOperation(op, array.dtype, self.size)
         what = f"all_reduce({op}) of {array.dtype.str}[{len(array)}]"
         check = _Check(call, what)
         self._run(lambda: self._all_reduce(array, operation, check))
 
-    def all_gather(self, value: Any, call: Call) -> Sequence[Any]:
-        """Returns what each replica gave, by rank. None is the very object that was given.
-
-        Raises:
-            Exception: What pickle raises for values that cannot be pickled.
-            CollectiveMismatchError: Replicas made different calls.
-            ReplicaLostError: One of them is lost.
-        """
+    def all_gather(self, value: Any, call: CollectiveCall) -> Sequence[Any]:
         payload = _payload.pack(value)
         check = _Check(call, "all_gather")
         payloads = self._run(lambda: self._gather(payload, lambda: self._meet(check)))
         return [_payload.unpack(each) for each in payloads]
 
-    def broadcast(self, array: Any, source: int, call: Call) -> None:
-        """Gives all replicas the array of one of them, in place.
-
-        Raises:
-            ValueError: There is no such replica, or the array is not as it must be.
-            CollectiveMismatchError: Replicas made different calls.
-            ReplicaLostError: One of them is lost.
-        """
+    def broadcast(self, array: Any, source: int, call: CollectiveCall) -> None:
         check_flat(array)
         if not 0 <= source < self.size:
             raise ValueError(f"no replica {source}: they are numbered from 0 to {self.size - 1}")
@@ -128,13 +106,11 @@ class CourierCarrier(Carrier):
         self._run(lambda: self._broadcast(array, source, check))
 
     def buffer(self, nbytes: int) -> "Array":
-        """Returns zeroed memory that the others of the machine can open."""
         import numpy as np
 
         return np.zeros(nbytes, np.uint8) if self._own is None else self._own.buffer(nbytes)
 
     def abort(self, error: Exception) -> None:
-        """Has calls in flight, and all later ones, raise this error soon. Thread-safe."""
         if self._error is None:
             self._error = error
         self._courier.interrupt(self._error)
@@ -142,7 +118,7 @@ class CourierCarrier(Carrier):
             self._own.interrupt()
 
     def close(self) -> None:
-        """Frees what it has. Buffers stay valid, but are shared no longer."""
+        """Frees its resources. Buffers stay valid, but are shared no longer."""
         if self._error is None:
             self._error = ReplicaError(f"replica {self.rank}: its carrier was closed")
         if self._group is not None:
@@ -162,7 +138,7 @@ class CourierCarrier(Carrier):
                 self._arrays.next_turn()
             return work()
         except CollectiveMismatchError:
-            raise  # all replicas do, so they may go on
+            raise  # all replicas raise it, so they may go on
         except BaseException as error:
             known = self._error
             self._give_up(error)
@@ -171,7 +147,7 @@ class CourierCarrier(Carrier):
             raise known from None
 
     def _give_up(self, error: BaseException) -> None:
-        """Lets the others know, since they are not where this one is any more."""
+        """Tells the others, which would wait for calls that this one does not make."""
         if isinstance(error, ReplicaError):
             self.abort(error)
         else:
@@ -179,7 +155,7 @@ class CourierCarrier(Carrier):
         if self._group is not None:
             self._group.give_up()
 
-    def _all_reduce(self, array: "Array", operation: Operation, check: "_Check") -> None:
+    def _all_reduce(self, array: "Array", operation: ArrayOperation, check: "_Check") -> None:
         is_last = self._is_one_group
         if array.nbytes <= (SLOT_BYTES if is_last else _STAR_BYTES):
             small = _Small(array, operation, self._arrays, len(self._members), last=is_last)
@@ -250,11 +226,11 @@ class CourierCarrier(Carrier):
         """Meets all replicas.
 
         Raises:
-            CollectiveMismatchError: They do not call the same.
+            CollectiveMismatchError: They make different calls.
         """
-        report = Report(0, *place, check.digest)
+        report = ReplicaReport(0, *place, check.digest)
 
-        def decide(reports: Sequence[Report]) -> Answer:
+        def decide(reports: Sequence[ReplicaReport]) -> Answer:
             answer = _compare(reports)
             if self._leaders is not None:
                 return self._meet_groups(self._leaders, answer, check.digest, small)
@@ -284,9 +260,9 @@ class CourierCarrier(Carrier):
         return answer
 
     def _meet_group(self, place: tuple[int, int]) -> Answer:
-        """Meets the replicas of the group, which call the same for sure."""
+        """Meets the replicas of the group, whose calls were compared before."""
         assert self._group is not None
-        return Answer(self._group.meet(Report(0, *place), _compare))
+        return Answer(self._group.meet(ReplicaReport(0, *place), _compare))
 
     def _raise_mismatch(self, check: "_Check") -> NoReturn:
         def enter() -> None:
@@ -298,7 +274,7 @@ class CourierCarrier(Carrier):
         payloads = self._gather(_payload.pack((check.call, check.what)), enter)
         calls, facts = zip(*map(_payload.unpack, payloads), strict=True)
         check_same(calls)
-        # What users are told of is the same, but not what they pass.
+        # The calls look the same to users, but their values differ.
         check_same(
             [
                 call._replace(signature=f"{call.signature} ({what})")
@@ -310,7 +286,7 @@ class CourierCarrier(Carrier):
     # Connecting
 
     def _connect(self) -> None:
-        """Finds out who shares memory with whom."""
+        """Forms the groups of replicas that share memory."""
         places = self._meet_all(_PLACES, None if self._own is None else self._own.place)
         self._group = self._open_group(places)
         groups = divide(self._machines, self._meet_all(_OPENED, self._group is not None))
@@ -331,11 +307,11 @@ class CourierCarrier(Carrier):
         self._is_connected = True
 
     def _meet_all(self, turn: int, item: Any) -> list[Any]:
-        """Returns what each replica gave, by rank."""
+        """Returns the value of each replica, by rank."""
         items: list[Any] = self._courier.meet(turn, 0, item, list, self.size)
         return items
 
-    def _open_group(self, places: Sequence[Place | None]) -> SharedGroup | None:
+    def _open_group(self, places: Sequence[MemoryPlace | None]) -> SharedGroup | None:
         """Opens the memory of all of this machine; None if that is not possible."""
         machine = self._machines[self.rank]
         ranks = [rank for rank, name in enumerate(self._machines) if name == machine]
@@ -345,19 +321,19 @@ class CourierCarrier(Carrier):
         try:
             return SharedGroup(self._own, ranks, near, self.rank)
         except OSError:
-            return None  # another container, or one that may not look at others
+            return None  # another container, or this one may not see other processes
 
 
 class _Check:
-    """What is compared between replicas.
+    """A call, as replicas compare it.
 
     Attributes:
-        call: What users are told of.
-        what: What the carrier was given.
+        call: The call that messages name.
+        what: The arguments of the carrier.
         digest: Of both.
     """
 
-    def __init__(self, call: Call, what: str) -> None:
+    def __init__(self, call: CollectiveCall, what: str) -> None:
         self.call = call
         self.what = what
         text = f"{call.number} {call.signature}\n{what}"
@@ -365,12 +341,12 @@ class _Check:
 
 
 class _Small:
-    """An array that is combined while all meet."""
+    """An array that a meeting combines."""
 
     def __init__(
         self,
         array: "Array",
-        operation: Operation,
+        operation: ArrayOperation,
         arrays: SharedArrays | None,
         size: int,
         *,
@@ -389,19 +365,19 @@ class _Small:
         self._operation = operation
         self._last = last
         if arrays is None:
-            # Not the array itself: it may change while the result is still on its way to others.
+            # A copy: the array may change while the result is still being sent to others.
             self._parts: list[Array] = [array.copy()]
         else:
             arrays.offer_small(array)
             self._parts = [arrays.small(index, array) for index in range(size)]
 
     def combine(self) -> "Array":
-        """Combines the arrays of the group; returns the result. The chief does."""
+        """Combines the arrays of the group; returns the result. For the chief."""
         self._operation.combine(self._parts, self._parts[0], last=self._last)
         return self._parts[0]
 
     def combine_groups(self, parts: "Sequence[Array]") -> "Array":
-        """Combines the results of all groups; returns the result. The first leader does."""
+        """Combines the results of all groups; returns the result. For the first leader."""
         self._operation.combine(parts, parts[0], last=True)
         return parts[0]
 
@@ -420,8 +396,8 @@ def divide(machines: Sequence[str], has_opened: Sequence[bool]) -> list[list[int
 
     Args:
         machines: Of each replica.
-        has_opened: Whether each could open the memory of all others on its machine. Where one could
-            not, none shares any.
+        has_opened: Whether each could open the memory of all others on its machine. If one could
+            not, none there shares memory.
     """
     apart = {machine for machine, is_open in zip(machines, has_opened, strict=True) if not is_open}
     groups: dict[str | int, list[int]] = {}
@@ -437,7 +413,7 @@ def _own_memory() -> OwnMemory | None:
         return None
 
 
-def _compare(reports: Sequence[Report]) -> Answer:
+def _compare(reports: Sequence[ReplicaReport]) -> Answer:
     first = reports[0]
     if any(report.digest != first.digest for report in reports):
         return Answer.DIFFERENT
@@ -450,7 +426,7 @@ def _compare(reports: Sequence[Report]) -> Answer:
 def _join(
     small: _Small | None, items: Sequence[tuple[bytes | None, "Array | None"]]
 ) -> tuple[bool, "Array | None"]:
-    """Compares what the groups call, and combines their arrays."""
+    """Compares the calls of the groups, and combines their arrays."""
     digests = {digest for digest, _ in items}
     if len(digests) > 1 or None in digests:
         return False, None

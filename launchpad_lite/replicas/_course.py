@@ -1,7 +1,7 @@
-"""Where the code of a training is: which of its runs and loops over epochs, and how far in them.
+"""The place of a training in its code: its runs and loops over epochs, and the steps in them.
 
-After a restart the code runs again from its beginning. So its calls are numbered in their order, and
-a saved course tells which of them are over, and in which one the training goes on.
+After a restart the code runs again from its beginning. So its calls are numbered in their order,
+and a saved course says which of them are over, and in which one the training goes on.
 """
 
 import contextlib
@@ -12,14 +12,14 @@ from launchpad_lite.replicas.errors import ReplicaError
 
 
 @dataclass
-class Place:
+class LoopPlace:
     """A run, or a loop over epochs.
 
     Attributes:
         kind: `run` or `epochs`.
-        number: Of the calls in the same epoch, or outside of all, from 1.
+        number: Counts the calls in the same epoch, or outside of all, from 1.
         made: Steps that it has made, or epochs that have ended.
-        is_over: Whether the user's code has left it, so that it does not go on.
+        is_over: Whether the user's code has left it.
     """
 
     kind: str
@@ -29,23 +29,23 @@ class Place:
 
 
 class Course:
-    """Where a training is. Not thread-safe.
+    """The place of a training in its code. Not thread-safe.
 
     Attributes:
-        saved: Where it was at the snapshot from which it goes on, as `places`.
+        saved: The `places` at the snapshot from which it goes on.
     """
 
-    def __init__(self, saved: Sequence[Place] = ()) -> None:
-        """Makes the one of code that begins."""
+    def __init__(self, saved: Sequence[LoopPlace] = ()) -> None:
+        """Makes that of code at its beginning."""
         self.saved = list(saved)
         #: The loop over epochs, in it the last call that began in the newest epoch, and so on.
-        self._path: list[Place] = []
+        self._path: list[LoopPlace] = []
         self._open_loops = 0
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[LoopPlace]:
         """Copies of the places from the outermost loop to the last run."""
-        return [Place(**vars(place)) for place in self._path]
+        return [LoopPlace(**vars(place)) for place in self._path]
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ class Course:
         """Whether the user's code has left the last run, or the loop around it, before its end."""
         return any(place.is_over for place in self._path)
 
-    def enter(self, kind: str) -> Place:
+    def enter(self, kind: str) -> LoopPlace:
         """Returns the place of a call that begins.
 
         Raises:
@@ -67,7 +67,7 @@ class Course:
         """
         level = self._open_loops
         number = self._path[level].number + 1 if level < len(self._path) else 1
-        place = Place(kind, number)
+        place = LoopPlace(kind, number)
         if level < len(self.saved):
             saved = self.saved[level]
             if number == saved.number:
@@ -86,7 +86,7 @@ class Course:
 
     @contextlib.contextmanager
     def in_loop(self) -> Iterator[None]:
-        """Has calls in a block be those of an epoch of a loop."""
+        """Counts calls in a block as those of an epoch of a loop."""
         level = self._open_loops
         self._open_loops += 1
         try:
@@ -94,7 +94,7 @@ class Course:
         finally:
             self._open_loops = level
 
-    def end_epoch(self, place: Place) -> None:
-        """Has an epoch end; in the next one, all begins from its start."""
+    def end_epoch(self, place: LoopPlace) -> None:
+        """Ends an epoch; in the next one, all begins from its start."""
         place.made += 1
         del self.saved[self._open_loops :], self._path[self._open_loops :]

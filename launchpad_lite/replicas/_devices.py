@@ -19,13 +19,13 @@ def count() -> int:
 
 @contextlib.contextmanager
 def on_device(index: int) -> Iterator[Any]:
-    """Has tensors and arrays be made on a device of this machine in a block; gives the device.
+    """Makes a device of this machine the default in a block, of tensors and arrays; gives it.
 
     Without PyTorch and JAX there is none, and the block gives None.
     """
     torch, jax = loaded_module("torch"), loaded_module("jax")
     if torch is not None:
-        # With GPUs: not yet run on a machine that has some.
+        # The case with GPUs was not run yet.
         name = f"cuda:{index % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
         device = torch.device(name)
         with device:
@@ -39,7 +39,7 @@ def on_device(index: int) -> Iterator[Any]:
 
 
 def ask_jax_for(count: int) -> None:
-    """Has JAX make as many virtual CPU devices, if it has made none yet.
+    """Makes JAX use as many virtual CPU devices, if it has no devices yet.
 
     Raises:
         MissingExtraError: JAX is not installed.
@@ -48,7 +48,7 @@ def ask_jax_for(count: int) -> None:
         import jax
     except ImportError:
         raise lp.MissingExtraError(
-            "TpuReplicator needs JAX: pip install 'launchpad-lite[jax]'"
+            "TpuReplicator needs JAX: pip install 'launchpad-lite[jax]' (with Python 3.11 or newer)"
         ) from None
     if jax.config.jax_num_cpu_devices < count:
         with contextlib.suppress(RuntimeError):  # it has its devices already
@@ -82,7 +82,7 @@ def of_jax(count: int) -> "list[Any]":
 
 @contextlib.contextmanager
 def on_device_of_jax(device: Any) -> Iterator[Any]:
-    """Has arrays be made on a device of JAX in a block; gives the device."""
+    """Makes a device of JAX the default for arrays in a block; gives the device."""
     import jax
 
     with jax.default_device(device):
@@ -90,6 +90,6 @@ def on_device_of_jax(device: Any) -> Iterator[Any]:
 
 
 def like_here() -> "contextlib.AbstractContextManager[Any]":
-    """Returns a block in which another thread makes arrays of JAX where this one does."""
+    """Returns a block in which another thread makes arrays of JAX on the device of this one."""
     jax = loaded_module("jax")
     return jax.default_device(jax.config.jax_default_device) if jax else contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""Combines tensors on GPUs where they are, by NCCL; all else goes by another carrier.
+"""Combines tensors on their GPUs, by NCCL; all else goes by another carrier.
 
 Its tests run it with gloo on CPU tensors. It ran on one GPU, where each group is of one replica.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from launchpad_lite.replicas._call import Call
+from launchpad_lite.replicas._call import CollectiveCall
 from launchpad_lite.replicas._carrier import NEWS_S, Carrier, Op
 from launchpad_lite.replicas.errors import ReplicaError
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 _LOGGER = logging.getLogger(__name__)
-#: That a replica is lost is noticed elsewhere; one that is only slow may be waited for.
+#: Seconds between two checks of a call; the meeting notices lost replicas, and slow ones are waited
+#: for.
 _FOREVER = timedelta(days=365)
 _LOOK_S = 1.0
 
@@ -25,8 +26,8 @@ _LOOK_S = 1.0
 class GpuCarrier(Carrier):
     """See the module.
 
-    Only memory of tensors goes through NCCL, which does not know the program's secret. That replicas
-    make the same calls is compared, and objects are sent, by the other carrier.
+    Only memory of tensors goes through NCCL, which does not know the program's secret. The other
+    carrier compares the calls, and sends objects.
     """
 
     def __init__(self, other: Carrier, host: str, device: str = "cuda") -> None:
@@ -34,8 +35,8 @@ class GpuCarrier(Carrier):
 
         Args:
             other: Carries all else.
-            host: Where the other replicas reach replica 0.
-            device: The type of the tensors it is for; `cpu` for tests, which then go by gloo.
+            host: The host at which the others reach replica 0.
+            device: The type of its tensors; `cpu` for tests, which use gloo.
         """
         self.rank, self.size = other.rank, other.size
         self._other = other
@@ -45,7 +46,7 @@ class GpuCarrier(Carrier):
         self._error: Exception | None = None
         self._is_aborted = threading.Event()
 
-    def takes(self, device: Any, call: Call) -> bool:
+    def takes(self, device: Any, call: CollectiveCall) -> bool:
         """Returns whether each replica has a GPU of its own: NCCL refuses two on one."""
         import torch
 
@@ -58,8 +59,7 @@ class GpuCarrier(Carrier):
             )
         return len(set(gpus)) == self.size
 
-    def all_reduce(self, array: Any, op: Op, call: Call) -> None:
-        """Combines arrays in place; see `Carrier`."""
+    def all_reduce(self, array: Any, op: Op, call: CollectiveCall) -> None:
         if not self._is_for(array):
             self._other.all_reduce(array, op, call)
             return
@@ -74,8 +74,7 @@ class GpuCarrier(Carrier):
             array.div_(self.size)  # before the sum, which may be too large for float16
         self._finish(lambda: self._connected().allreduce([array], options))
 
-    def broadcast(self, array: Any, source: int, call: Call) -> None:
-        """Gives all the array of one; see `Carrier`."""
+    def broadcast(self, array: Any, source: int, call: CollectiveCall) -> None:
         if not self._is_for(array):
             self._other.broadcast(array, source, call)
             return
@@ -87,16 +86,13 @@ class GpuCarrier(Carrier):
         options.rootRank = source
         self._finish(lambda: self._connected().broadcast([array], options))
 
-    def all_gather(self, value: Any, call: Call) -> Sequence[Any]:
-        """Returns what each replica gave; see `Carrier`."""
+    def all_gather(self, value: Any, call: CollectiveCall) -> Sequence[Any]:
         return self._other.all_gather(value, call)
 
     def buffer(self, nbytes: int) -> "np.ndarray[Any, Any]":
-        """Returns memory of the host; see `Carrier`."""
         return self._other.buffer(nbytes)
 
     def abort(self, error: Exception) -> None:
-        """Has calls raise this error; see `Carrier`."""
         self._error = self._error or error
         self._is_aborted.set()
         self._other.abort(error)
@@ -104,7 +100,6 @@ class GpuCarrier(Carrier):
             self._group.abort()
 
     def close(self) -> None:
-        """Frees what it has."""
         self._group = None
         self._other.close()
 
@@ -112,8 +107,8 @@ class GpuCarrier(Carrier):
         device = getattr(array, "device", None)  # arrays of numpy have none, or a text
         return getattr(device, "type", None) == self._device
 
-    def _agree(self, call: Call) -> None:
-        """Checks that all replicas make this call: NCCL would wait for ever, or add other numbers."""
+    def _agree(self, call: CollectiveCall) -> None:
+        """Checks that all replicas make this call: NCCL would hang, or add unrelated numbers."""
         self._other.all_gather(None, call)
 
     def _connected(self) -> Any:
@@ -122,14 +117,14 @@ class GpuCarrier(Carrier):
         return self._group
 
     def _connect(self) -> Any:
-        """Connects all replicas. The port is one that is free on the machine of replica 0."""
+        """Connects all replicas. Takes a free port on the machine of replica 0."""
         from torch.distributed import PrefixStore, TCPStore
 
         port, store = None, None
         if self.rank == 0:
             store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
             port = store.port
-        ports = self._other.all_gather(port, Call(0, "connect GPUs"))
+        ports = self._other.all_gather(port, CollectiveCall(0, "connect GPUs"))
         if store is None:
             store = TCPStore(self._host, ports[0], is_master=False)
         return self._make_group(PrefixStore("replicas", store))
@@ -157,6 +152,6 @@ class GpuCarrier(Carrier):
         except ReplicaError:
             raise
         except RuntimeError as error:
-            # Most likely a replica is lost: the carrier is told of it soon.
+            # Most likely a replica is lost: `abort` follows soon.
             self._is_aborted.wait(NEWS_S)
             raise self._error or error from error

@@ -1,57 +1,47 @@
-"""What replicas get as input: a pipeline each, or one for all replicas of a worker."""
+"""The input of replicas: a pipeline each, or one for all replicas of a worker."""
 
 import concurrent.futures
-import contextlib
 import contextvars
-import inspect
 import itertools
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from launchpad_lite.replicas import _devices, _nests, _payload
+from courier.lowlevel import signature_of
+from launchpad_lite.replicas import _devices, _nests
 from launchpad_lite.replicas.errors import InputSplitError
+
+if TYPE_CHECKING:
+    import contextlib
 
 #: Batches that a worker keeps for replicas that have not fetched theirs.
 _KEPT = 4
-#: Seconds between looks at whether the thread that waits for a batch is to end.
+#: Seconds between checks whether the thread that waits for a batch is to end.
 _LOOK_S = 0.2
-#: Seconds for a batch that are worth a thread: to wake it takes 0.1 ms at each batch.
+#: Batches that take so many seconds are worth a thread, which takes 0.1 ms to wake.
 _WORTH_S = 5e-4
 #: Seconds that the end of a run waits for a batch that is being fetched.
 _PATIENCE_S = 1.0
 
 
 class Batch(NamedTuple):
-    """What a pipeline gives.
+    """An item of a pipeline.
 
     Attributes:
-        is_there: Whether it has not ended.
+        is_there: Whether the pipeline has not ended.
         value: The batch.
-        may_overlap: Whether the next one may be fetched while a step is made with this one.
-        is_packed: Whether the batch is one of `_payload`.
+        may_overlap: Whether the next one may be fetched during a step with this one.
     """
 
     is_there: bool
     value: Any = None
     may_overlap: bool = False
-    is_packed: bool = False
-
-    def packed(self) -> "Batch":
-        """Returns it as a payload, which courier sends faster; itself if it cannot be one."""
-        with contextlib.suppress(Exception):  # courier pickles more than pickle does
-            return self._replace(value=_payload.pack(self.value), is_packed=True)
-        return self
-
-    def unpacked(self) -> "Batch":
-        """Returns it as it was."""
-        return self._replace(value=_payload.unpack(self.value)) if self.is_packed else self
 
 
-#: Of a pipeline: its generation, how many runs are around its run, and its number.
+#: Identifies a pipeline: its generation, the depth of its run, and its number.
 Key = tuple[int, int, int]
 
 
@@ -93,7 +83,7 @@ def examples_in(batch: Any) -> int:
 
 
 class Pipeline:
-    """Batches as the user's code makes them, one after the other."""
+    """Batches of the user's code, one after the other."""
 
     def __init__(self, next_batch: Callable[[], Any], *, is_iterable: bool = False) -> None:
         """Makes one.
@@ -114,7 +104,7 @@ class Pipeline:
         except StopIteration:
             return Batch(False)
         if self._may_overlap is None and self._first is not None:
-            # An iterable that fills the same memory again would change the batch of a step.
+            # An iterable that reuses memory would change the batch of a step.
             self._may_overlap = not _addresses(self._first) & _addresses(value)
         self._first = value if self._may_overlap is None else None
         return Batch(True, value, bool(self._may_overlap))
@@ -127,18 +117,18 @@ def _addresses(batch: Any) -> set[int]:
 
 
 def opened(input_fn: Callable[..., Any], index: int, step: int) -> Pipeline:
-    """Opens a pipeline where a training goes on.
+    """Opens a pipeline at the step where a training goes on.
 
     Args:
-        input_fn: As users write it: of the index, or of the index and the first step.
+        input_fn: The user's function of the index, or of the index and the first step.
         index: Of the replica or the worker.
-        step: How many steps were made before. A pipeline that does not begin there by itself has
-            as many batches dropped.
+        step: How many steps were made before. So many batches are dropped first, unless `input_fn`
+            takes the step.
 
     Raises:
         TypeError: It returns something else than an iterable or a callable.
     """
-    takes_step = "step" in inspect.signature(input_fn).parameters
+    takes_step = "step" in signature_of(input_fn).parameters
     pipeline = input_fn(index, step=step) if takes_step else input_fn(index)
     if hasattr(pipeline, "__iter__") or hasattr(pipeline, "__next__"):
         iterator = itertools.islice(pipeline, 0 if takes_step else step, None)
@@ -152,7 +142,7 @@ def opened(input_fn: Callable[..., Any], index: int, step: int) -> Pipeline:
 
 
 class SharedPipeline:
-    """A pipeline of which each replica of a worker gets a part. Thread-safe."""
+    """A pipeline for a worker, with a part of each batch for each of its replicas. Thread-safe."""
 
     def __init__(
         self, pipeline: Pipeline, parts: int, split: Callable[[Any, int], Sequence[Any]]
@@ -214,15 +204,15 @@ class Inputs:
         self._take = take
         self._took_s = 0.0
         self._next: Batch | None = None
-        #: The next batch, if the thread fetches it; and what it is asked for.
+        #: The next batch, if the thread fetches it; and the requests to the thread.
         self._later: Future[Batch] | None = None
         self._asked: queue.SimpleQueue[Future[Batch] | None] = queue.SimpleQueue()
-        #: Fetches batches while steps are made; None: not decided, or that does not pay.
+        #: Fetches batches during steps; None: not decided, or not worth it.
         self._thread: threading.Thread | None = None
         self._is_decided = False
 
     def has_next(self) -> bool:
-        """Returns whether there is another batch, which is fetched if there is."""
+        """Fetches another batch; returns whether there is one."""
         if self._later is not None:
             while not self._later.done():
                 concurrent.futures.wait([self._later], _LOOK_S)
@@ -236,7 +226,7 @@ class Inputs:
         return self._next.is_there
 
     def next(self, *, is_last: bool) -> Any:
-        """Returns the next batch, after `has_next`; has the one behind it fetched, if it may be.
+        """Returns the next batch, after `has_next`; begins to fetch the one after it, if allowed.
 
         Without a next one, returns the last one again.
 
@@ -257,7 +247,7 @@ class Inputs:
 
     def _fetch_later(self) -> None:
         if not self._is_decided and self._took_s > _WORTH_S:
-            # A daemon: a batch that nobody needs may never come.
+            # A daemon: a batch that is not needed may never come.
             target, device = contextvars.copy_context().run, _devices.like_here()
             self._thread = threading.Thread(
                 target=target, args=(self._serve, device), name="replica-input", daemon=True
@@ -273,5 +263,5 @@ class Inputs:
             for later in iter(self._asked.get, None):
                 try:
                     later.set_result(self._take())
-                except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                except BaseException as error:  # noqa: BLE001 - raised to the waiting caller
                     later.set_exception(error)

@@ -1,13 +1,13 @@
-"""What moves arrays of JAX between its devices in one process."""
+"""Moves arrays of JAX between its devices in one process."""
 
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launchpad_lite.replicas._call import Call
+from launchpad_lite.replicas._call import CollectiveCall
 from launchpad_lite.replicas._carrier import Carrier, Op
-from launchpad_lite.replicas._memory_carrier import Exchange, MemoryCarrier, Turn
-from launchpad_lite.replicas._operations import Operation
+from launchpad_lite.replicas._memory_carrier import MemoryCarrier, ThreadExchange, Turn
+from launchpad_lite.replicas._operations import ArrayOperation
 from launchpad_lite.replicas._packing import Packed
 
 
@@ -58,7 +58,7 @@ class JaxMesh:
             def combine(leaves: list[Any]) -> list[Any]:
                 return [_combined(leaf[0], op) for leaf in leaves]
 
-            # Values are the same on all devices afterwards; JAX cannot prove it of products.
+            # Values are then the same on all devices; JAX cannot prove that of products.
             self._functions[op] = jax.jit(
                 jax.shard_map(
                     combine,
@@ -92,7 +92,7 @@ def _combined(leaf: Any, op: Op) -> Any:
 
 @functools.cache
 def _with_dimension() -> Callable[[list[Any]], list[Any]]:
-    """Returns a compiled function that gives arrays a first dimension of length 1."""
+    """Returns a compiled function that adds a first dimension of length 1 to arrays."""
     import jax
 
     function: Callable[[list[Any]], list[Any]] = jax.jit(lambda leaves: [x[None] for x in leaves])
@@ -109,7 +109,7 @@ class JaxCarrier(MemoryCarrier):
     aside = "jax"
 
     def __init__(
-        self, index: int, exchange: Exchange, mesh: JaxMesh, outer: Carrier | None = None
+        self, index: int, exchange: ThreadExchange, mesh: JaxMesh, outer: Carrier | None = None
     ) -> None:
         """Makes that of one thread.
 
@@ -122,7 +122,7 @@ class JaxCarrier(MemoryCarrier):
         super().__init__(index, exchange, outer)
         self._mesh = mesh
 
-    def all_reduce(self, array: Any, op: Op, call: Call) -> None:
+    def all_reduce(self, array: Any, op: Op, call: CollectiveCall) -> None:
         """Combines arrays of JAX on the devices; the order of additions is that of XLA."""
         if not isinstance(array, list):
             super().all_reduce(array, op, call)
@@ -142,7 +142,7 @@ class JaxCarrier(MemoryCarrier):
         given = _with_dimension()(jax.device_put(array, here))
         _put_back(array, self._meet(Turn(call, f"all_reduce({op})", given), combine)[self._index])
 
-    def broadcast(self, array: Any, source: int, call: Call) -> None:
+    def broadcast(self, array: Any, source: int, call: CollectiveCall) -> None:
         """Copies arrays of JAX from one device to the others."""
         if not isinstance(array, list):
             super().broadcast(array, source, call)
@@ -176,7 +176,7 @@ def _check_can_be_combined(dtype: Any, op: Op) -> None:
     if not kind:
         raise TypeError(f"arrays of {dtype} cannot be combined: they are no numbers")
     if op != "mean" or kind not in "iub":
-        Operation(op, dtype, 1)  # raises what other carriers raise
+        ArrayOperation(op, dtype, 1)  # raises as other carriers do
 
 
 def _put_back(array: list[Any], results: list[Any]) -> None:

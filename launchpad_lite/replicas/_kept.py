@@ -1,7 +1,7 @@
-"""What users keep of a training: what is taken of it, and how it is put back.
+"""The things that users keep of a training: their values are taken, and put back.
 
-Containers are entered. What can change is filled where it lies, because the user's code holds it.
-A value that never changes is replaced in the dict or list that holds it.
+Containers are entered. Things that can change are changed in place, because the user's code holds
+them. A value that never changes is replaced in the dict or list that holds it.
 """
 
 import itertools
@@ -29,7 +29,7 @@ class State:
         return {name: taken_from(value) for name, value in vars(self).items()}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Replaces the values; what has a state of its own gets that."""
+        """Replaces the values; things with a state of their own get that."""
         for name, value in values.items():
             old = getattr(self, name, None)
             setattr(self, name, put_into(name, old, value) if _has_state(old) else value)
@@ -40,9 +40,9 @@ def check_can_be_kept(path: str, thing: Any, seen: "dict[int, str] | None" = Non
 
     Args:
         path: Names it.
-        thing: What is kept.
-        seen: Paths of what was checked in a dict or a list, by id; None: it is in none. There, another
-            value can take its place.
+        thing: The thing.
+        seen: Paths of things checked in a dict or a list, by id, where another value can replace a
+            thing; None: it is in none.
 
     Raises:
         TypeError: It cannot.
@@ -75,7 +75,7 @@ def check_can_be_kept(path: str, thing: Any, seen: "dict[int, str] | None" = Non
 
 
 def taken_from(thing: Any) -> Any:
-    """Returns what a kept thing is now; arrays in it are the very same."""
+    """Returns the present value of a kept thing; shares its arrays."""
     if _has_state(thing):
         return thing.state_dict()
     if isinstance(thing, MutableMapping):
@@ -86,15 +86,15 @@ def taken_from(thing: Any) -> Any:
 
 
 def put_into(path: str, thing: Any, value: Any) -> Any:
-    """Makes a kept thing what it was; returns it, or what takes its place if it never changes.
+    """Puts a value back into a kept thing; returns it, or its replacement if it never changes.
 
     Args:
         path: Names it.
-        thing: What is kept.
-        value: What it was, as `taken_from` had it; the thing may hold on to parts of it.
+        thing: The thing.
+        value: As `taken_from` returned it; the thing may keep parts of it.
 
     Raises:
-        ReplicaError: It is not what it was.
+        ReplicaError: The thing does not fit the value.
     """
     if _has_state(thing):
         thing.load_state_dict(value)

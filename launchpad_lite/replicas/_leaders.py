@@ -1,8 +1,8 @@
-"""How replicas that share no memory exchange arrays: over courier, one leader of each group.
+"""Replicas that share no memory exchange arrays over courier, through one leader of each group.
 
-Small things are sent to the first leader, which answers all. Large arrays go round a ring, in chunks,
-so that each leader sends and receives at the same time, and each connection carries an array
-once in each direction at most twice.
+Small things go to the first leader, which answers all. Large arrays go around a ring, in chunks, so
+that each leader sends and receives at the same time, and each connection carries an array once in
+each direction at most twice.
 """
 
 import threading
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import courier
 from launchpad_lite.replicas._mailbox import Box, Join
-from launchpad_lite.replicas._operations import Operation, blocks, share
+from launchpad_lite.replicas._operations import ArrayOperation, blocks, share
 from launchpad_lite.replicas.errors import ReplicaLostError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _CHUNK_BYTES = 1 << 20
-#: Chunks that a leader has sent and its neighbour has not received.
+#: Chunks that a leader has sent, and its neighbour has not received, at most.
 _IN_FLIGHT = 8
 
 
@@ -40,13 +40,13 @@ class Courier:
         self._waits_for: concurrent.futures.Future[Any] | None = None
 
     def meet(self, turn: int, host: int, item: Any, join: Join, size: int) -> Any:
-        """Gives something to the meeting at a replica; returns what became of it.
+        """Takes part in the meeting at a replica; returns its result.
 
         Args:
-            turn: Which meeting; the same number for all who take part.
-            host: Where it is.
-            item: What this replica gives.
-            join: What becomes of the items, by rank.
+            turn: The number of the meeting, the same for all that take part.
+            host: The replica that it is at.
+            item: The item of this replica.
+            join: Makes the result of the items, by rank.
             size: How many replicas take part.
         """
         if host == self.rank:
@@ -61,11 +61,11 @@ class Courier:
         put: concurrent.futures.Future[None] = self._peers[rank].futures.replica_put(
             self._generation, key, item
         )
-        put.add_done_callback(_read)  # after an error nobody waits for it
+        put.add_done_callback(_read)  # after an error no caller waits for it
         return put
 
     def take(self, key: Any) -> Any:
-        """Waits for what another replica sends to this one."""
+        """Waits for an item from another replica."""
         return self._box.take(self._generation, key)
 
     def wait(self, future: "concurrent.futures.Future[Any]", rank: int) -> Any:
@@ -87,7 +87,7 @@ class Courier:
             self._waits_for = None
 
     def interrupt(self, error: Exception) -> None:
-        """Has all that waits here end with an error."""
+        """Ends all waits here with an error."""
         with self._lock:
             self._error = error
             waits_for = self._waits_for
@@ -97,7 +97,7 @@ class Courier:
 
 
 class Leaders:
-    """The replicas that speak for the groups of those which share memory. For one thread."""
+    """The leaders of the groups of replicas, which share memory. For one thread."""
 
     def __init__(self, courier: Courier, ranks: Sequence[int], ring: Sequence[int]) -> None:
         """Makes it; sends nothing.
@@ -105,7 +105,7 @@ class Leaders:
         Args:
             courier: Of this replica.
             ranks: Of all leaders, in order.
-            ring: The same, such that those of one machine come one after the other.
+            ring: The same, with those of one machine next to each other.
         """
         self._courier = courier
         self._ranks = ranks
@@ -114,12 +114,12 @@ class Leaders:
         self._turn = 0
 
     def meet(self, item: Any, join: Join) -> Any:
-        """Gives something to all leaders; returns what `join` makes of it, at the first of them."""
+        """Exchanges items with all leaders; returns the result of `join` at the first of them."""
         self._turn += 1
         return self._courier.meet(self._turn, self._ranks[0], item, join, len(self._ranks))
 
     def all_gather(self, item: Any) -> dict[int, Any]:
-        """Returns what each leader gave, by rank."""
+        """Returns the value of each leader, by rank."""
         self._turn += 1
         others = [rank for rank in self._ranks if rank != self._courier.rank]
         key = (self._turn, self._courier.rank)
@@ -129,10 +129,10 @@ class Leaders:
             self._courier.wait(future, rank)
         return {**items, self._courier.rank: item}
 
-    def all_reduce(self, array: "Array", operation: Operation) -> None:
+    def all_reduce(self, array: "Array", operation: ArrayOperation) -> None:
         """Combines the arrays of all leaders, in place.
 
-        Of each part, a partial result goes round once, and then the result.
+        For each part, a partial result goes around once, and then the result.
         """
         self._turn += 1
         size, at = len(self._ring), self._at
@@ -152,7 +152,7 @@ class Leaders:
         sending.finish()
 
     def broadcast(self, array: "Array", source: int) -> None:
-        """Gives all leaders the array of one of them, in place: along the ring."""
+        """Copies the array of one leader to all, in place: along the ring."""
         self._turn += 1
         size = len(self._ring)
         hops = (self._at - self._ring.index(source)) % size
@@ -183,8 +183,8 @@ class _Sending:
     def send(self, step: int, chunk: "Array") -> None:
         """Sends the next chunk of a step.
 
-        Whoever waits for the answers knows that the memory of the chunks may change. Within a ring
-        that is known before: a result comes back only where its partial results have been.
+        A caller that waits for the answers knows that the memory of the chunks may change. Within a
+        ring that is known before: a result comes back only where its partial results have been.
         """
         self._number = self._number + 1 if step == self._step else 0
         self._step = step

@@ -1,4 +1,4 @@
-"""What replicas send each other over courier: where it arrives, and who waits for it."""
+"""Mailboxes: where items of other replicas arrive over courier, and callers wait for them."""
 
 import concurrent.futures
 import threading
@@ -7,12 +7,12 @@ from typing import Any
 
 from launchpad_lite.replicas.errors import ReplicaLostError
 
-#: From what all gave, in the order of their indices, to what all get.
+#: Makes the result for all from the items of all, in the order of their indices.
 Join = Callable[[Sequence[Any]], Any]
 
 
-class _Meeting:
-    """Several replicas give something, and all get what becomes of it."""
+class _Gathering:
+    """Several replicas give items, and all get the result."""
 
     def __init__(self) -> None:
         self.items: dict[int, Any] = {}
@@ -22,21 +22,21 @@ class _Meeting:
 
 
 class Box:
-    """Holds what has arrived at one replica. Thread-safe.
+    """Holds the items that have arrived at one replica. Thread-safe.
 
-    What belongs to an earlier generation is refused, and what belongs to a later one is kept until
-    this replica is there.
+    Items of an earlier generation are refused, and those of a later one are kept until this replica
+    is there.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
         self._generation = -1
         self._error: Exception | None = None
-        self._meetings: dict[tuple[int, int], _Meeting] = {}
+        self._meetings: dict[tuple[int, int], _Gathering] = {}
         self._items: dict[tuple[int, Any], Any] = {}
 
     def begin(self, generation: int) -> None:
-        """Forgets what belongs to earlier generations; those who wait for it get an error."""
+        """Forgets items of earlier generations; callers that wait for them get an error."""
         with self._lock:
             self._generation = generation
             self._error = None
@@ -46,9 +46,9 @@ class Box:
         _fail(meetings, _past(generation))
 
     def fail(self, error: Exception) -> None:
-        """Has all who wait for something of this generation get this error."""
+        """Ends all waits of this generation with this error."""
         with self._lock:
-            self._error = error
+            error = self._error = self._error or error
             ended = [key for key in self._meetings if key[0] <= self._generation]
             meetings = [self._meetings.pop(key) for key in ended]
             self._lock.notify_all()
@@ -60,21 +60,20 @@ class Box:
         """Takes part in a meeting here.
 
         Args:
-            generation: Of the one who takes part.
-            turn: Which meeting.
-            index: Who takes part.
-            item: What it gives.
-            host: Of the replica that this belongs to: what becomes of the items, and how many there
-                are. It is told by that replica alone, so no code comes from others.
+            generation: That of the replica that takes part.
+            turn: The number of the meeting.
+            index: The replica that takes part.
+            item: Its item.
+            host: Given by the replica that owns this, and only by that one, so that no code comes
+                from others: makes the result, and how many take part.
 
-        Returns:
-            What became of the items.
+        Returns: The result.
         """
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
         with self._lock:
             error = self._refusal(generation)
             if error is None:
-                meeting = self._meetings.setdefault((generation, turn), _Meeting())
+                meeting = self._meetings.setdefault((generation, turn), _Gathering())
                 meeting.items[index] = item
                 meeting.answers.append(answer)
                 if host is not None:
@@ -118,7 +117,7 @@ class Box:
 
 
 class Mailbox:
-    """What the node of a replica serves, beside methods of the user, for the carriers of the others."""
+    """Methods that the node of a replica serves for the carriers of the others."""
 
     def __init__(self, box: Box) -> None:
         self._box = box
@@ -129,6 +128,11 @@ class Mailbox:
         """Takes part in a meeting at this replica. Holds no thread of the server."""
         return self._box.meet(generation, turn, index, item, None)
 
+    def __courier_waits__(self, method: str) -> list[tuple[str, str]]:
+        meetings = tuple(self._box._meetings.values()) if method == "replica_meet" else ()
+        calls = [sorted(each.items) for each in meetings for _ in each.answers]
+        return [("", f"of the replicas in this step, only {each} are there") for each in calls]
+
     def replica_put(self, generation: int, key: Any, item: Any) -> None:
         """Leaves something for this replica.
 
@@ -138,11 +142,11 @@ class Mailbox:
         self._box.put(generation, key, item)
 
 
-def _close(meeting: _Meeting) -> None:
+def _close(meeting: _Gathering) -> None:
     assert meeting.join is not None
     try:
         result = meeting.join([meeting.items[index] for index in sorted(meeting.items)])
-    except Exception as error:  # noqa: BLE001 - all who take part get it
+    except Exception as error:  # noqa: BLE001 - all that take part get it
         _fail([meeting], error)
         return
     for answer in meeting.answers:
@@ -150,7 +154,7 @@ def _close(meeting: _Meeting) -> None:
             answer.set_result(result)
 
 
-def _fail(meetings: Sequence[_Meeting], error: Exception) -> None:
+def _fail(meetings: Sequence[_Gathering], error: Exception) -> None:
     for meeting in meetings:
         for answer in meeting.answers:
             if answer.set_running_or_notify_cancel():

@@ -1,4 +1,4 @@
-"""Where replicas find each other, and learn that one of them is lost: on replica 0."""
+"""The meeting on replica 0: replicas find each other there, and learn when one is lost."""
 
 import asyncio
 import functools
@@ -12,9 +12,9 @@ class Generation(NamedTuple):
     """Replicas that work together, until one of them is lost.
 
     Attributes:
-        number: Which one; later ones have larger numbers.
-        members: Which replicas take part, in order.
-        infos: What each of them has said of itself.
+        number: Its number; later ones have larger numbers.
+        members: The replicas that take part, in order.
+        infos: The `info` of each of them.
     """
 
     number: int
@@ -22,11 +22,11 @@ class Generation(NamedTuple):
     infos: tuple[Any, ...]
 
 
-class Ended(NamedTuple):
+class GenerationEnd(NamedTuple):
     """The end of a generation.
 
     Attributes:
-        rank: Whose loss has ended it, or whose return.
+        rank: The replica whose loss or return has ended it.
         is_back: Whether it was lost before, and has come back.
     """
 
@@ -35,13 +35,13 @@ class Ended(NamedTuple):
 
 
 class _Seat:
-    """Of one replica, from its arrival until its generation ends."""
+    """The place of one replica, from its arrival until its generation ends."""
 
     def __init__(self, info: Any) -> None:
         loop = asyncio.get_running_loop()
         self.info = info
         self.begun: asyncio.Future[Generation] = loop.create_future()
-        self.ended: asyncio.Future[Ended] = loop.create_future()
+        self.ended: asyncio.Future[GenerationEnd] = loop.create_future()
 
 
 class Meeting:
@@ -50,13 +50,13 @@ class Meeting:
     def __init__(
         self, size: int, life: int = 0, least: int | None = None, patience_s: float = 0.0
     ) -> None:
-        """Makes one that nobody attends.
+        """Makes one without replicas.
 
         Args:
             size: How many replicas there are.
             life: How often replica 0 was started again: no number of an earlier life comes again.
-            least: How many are enough after a loss; all by default.
-            patience_s: Seconds for which the others are waited for even then.
+            least: How many replicas suffice after a loss; all by default.
+            patience_s: Seconds to wait for the others even then.
         """
         self._size = size
         self._first = self._number = life << 32
@@ -65,20 +65,20 @@ class Meeting:
         self._seats: dict[int, _Seat] = {}
         self._has_gone = asyncio.Event()
 
-    async def attend(self, rank: int, info: Any) -> AsyncIterator[Ended | None]:
+    async def attend(self, rank: int, info: Any) -> AsyncIterator[GenerationEnd | None]:
         """Takes part, as long as the stream is read.
 
         Args:
-            rank: Who comes; takes the place of an earlier life of it.
-            info: What the others are to know of it.
+            rank: The replica; it takes the place of an earlier life of it.
+            info: What it tells the others.
 
         Yields:
-            None at once; then why the generation ends, if it does.
+            None at once; then the reason, if the generation ends.
         """
         before = self._seats.get(rank)
         if before is not None:
             self._end(before, rank)
-        self._end_generation(Ended(rank, is_back=True))  # one without it
+        self._end_generation(GenerationEnd(rank, is_back=True))  # one without it
         seat = self._seats[rank] = _Seat(info)
         try:
             self._begin()
@@ -89,7 +89,7 @@ class Meeting:
                 self._end(seat, rank)
 
     async def begin(self, rank: int) -> Generation:
-        """Returns the generation of somebody who attends, once all have come.
+        """Returns the generation of a replica that attends, once all have come.
 
         Raises:
             ReplicaLostError: It does not attend any more: this is another life of replica 0, say.
@@ -99,9 +99,9 @@ class Meeting:
         return await asyncio.shield(self._seats[rank].begun)
 
     async def leave(self, rank: int) -> None:
-        """Says that a replica is through, and its stream ends without a loss.
+        """Notes that a replica has finished; the end of its stream is then no loss.
 
-        Returns to replica 0 when nobody attends any more: until then, it serves the others.
+        Returns to replica 0 when no replica attends any more: until then, it serves the others.
         """
         self._seats.pop(rank, None)
         self._has_gone.set()
@@ -110,10 +110,10 @@ class Meeting:
             await self._has_gone.wait()
 
     def _begin(self, *, after: int | None = None) -> None:
-        """Begins a generation if all wait for it; or, after some time, those who are enough.
+        """Begins a generation if all replicas wait for it; or, after some time, if enough do.
 
         Args:
-            after: Which generation was the last one when that time began; None: it did not.
+            after: The last generation when that time began; None: it did not begin.
         """
         are_enough = after == self._number
         waiting = {
@@ -131,17 +131,17 @@ class Meeting:
             asyncio.get_running_loop().call_later(self._patience_s, begin)
 
     def _end(self, seat: _Seat, rank: int) -> None:
-        """Ends the generation of somebody who is gone, or its wait for one."""
+        """Ends the generation of a replica that is gone, or its wait for one."""
         self._seats = {other: its for other, its in self._seats.items() if its is not seat}
         self._has_gone.set()
         if seat.begun.done():
-            self._end_generation(Ended(rank))
+            self._end_generation(GenerationEnd(rank))
         else:
             seat.begun.cancel()
 
-    def _end_generation(self, why: Ended) -> None:
+    def _end_generation(self, why: GenerationEnd) -> None:
         for rank, seat in list(self._seats.items()):
-            if seat.begun.done():  # they come again, to another seat
-                if not seat.ended.done():  # cancelled, where it is about to go as well
+            if seat.begun.done():  # they come again, and get another seat
+                if not seat.ended.done():  # cancelled if it is about to leave, too
                     seat.ended.set_result(why)
                 del self._seats[rank]

@@ -12,7 +12,7 @@ from launchpad_lite.replicas._carrier import Carrier
 from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._jax_carrier import JaxCarrier, JaxMesh
 from launchpad_lite.replicas._meeting import Generation
-from launchpad_lite.replicas._memory_carrier import Exchange
+from launchpad_lite.replicas._memory_carrier import ThreadExchange
 from launchpad_lite.replicas._node import RESULTS, ReplicaNode
 from launchpad_lite.replicas._state import Training
 from launchpad_lite.replicas.errors import (
@@ -23,12 +23,12 @@ from launchpad_lite.replicas.errors import (
 )
 
 _LOGGER = logging.getLogger(__name__)
-#: Seconds between looks at whether this thread is to end.
+#: Seconds between checks whether this thread is to end.
 _LOOK_S = 0.2
 
 
 class MeshNode(ReplicaNode):
-    """All replicas of a worker as a node. To the other workers, it is one of their kind."""
+    """All replicas of a worker as a node. For the other workers, it is one replica."""
 
     def run(self) -> None:
         """Runs the user's code in a thread for each replica."""
@@ -48,7 +48,7 @@ class MeshNode(ReplicaNode):
         return self._outer
 
     def _replicate(self, generation: Generation, collectives: Collectives) -> list[Any]:  # noqa: ARG002
-        exchange, mesh = Exchange(len(self._devices)), JaxMesh(self._devices)
+        exchange, mesh = ThreadExchange(len(self._devices)), JaxMesh(self._devices)
         results: list[list[Any]] = []
         errors: list[tuple[int, BaseException]] = []
 
@@ -83,12 +83,12 @@ class MeshNode(ReplicaNode):
         return results[0]
 
     def _replicate_one(self, index: int, generation: Generation, carrier: Carrier) -> list[Any]:
-        """Runs the user's code for one of the replicas; returns what all have returned."""
+        """Runs the user's code for one of the replicas; returns the results of all."""
         collectives = Collectives(carrier)
         repl = copy.copy(self._replicator)  # each thread has its own view
         replicas = [node for node in self._replicas for _ in range(repl.replicas_per_worker)]
-        # Others serve methods and keep the training of the first one.
-        body = self._body if index == 0 else functools.partial(self._body, made=_ignore)
+        # The first one alone serves methods and keeps the training.
+        body = self._body if index == 0 else functools.partial(self._body, made=lambda _: None)
         training = self._training if index == 0 else Training()
         here = self._here(generation, collectives, training, replicas)
         try:
@@ -99,12 +99,8 @@ class MeshNode(ReplicaNode):
             collectives.close()
 
 
-def _ignore(_: Any) -> None:
-    pass
-
-
 def _raise(group: str, rank: int, error: BaseException) -> None:
-    # These say themselves of whom they are.
+    # These name their replica already.
     if isinstance(error, (CollectiveMismatchError, ReplicaLostError, InterruptedTraining)):
         raise error
     raise ReplicaError(f"replica {rank} of {group}: {type(error).__name__}: {error}") from error

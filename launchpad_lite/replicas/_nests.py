@@ -1,7 +1,7 @@
-"""Nested values: what their leaves are, and how they are taken apart and put together again.
+"""Nested values: finds their leaves, and replaces them.
 
-Leaves are arrays of numpy, tensors of PyTorch, arrays of JAX, and numbers. None of these packages is
-imported: a value of theirs can only be there if somebody has.
+Leaves are arrays of numpy, tensors of PyTorch, arrays of JAX, and numbers. None of these packages
+is imported here: a value of theirs can only be there if it is imported.
 """
 
 import collections
@@ -16,7 +16,7 @@ _NUMBERS = (bool, int, float, complex)
 
 
 def kind(value: Any) -> str:
-    """Returns which kind of leaf it is: `numpy`, `torch`, `jax`, `number`, or empty if it is none."""
+    """Returns the kind of a leaf: `numpy`, `torch`, `jax`, `number`, or empty if it is none."""
     numpy, torch, jax = (loaded_module(name) for name in ("numpy", "torch", "jax"))
     if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
         return "numpy"
@@ -52,7 +52,7 @@ def leaves(nest: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def rebuilt(nest: Any, replace: Callable[[Any], Any]) -> Any:
-    """Returns it with other leaves; asks for them in the order of `leaves`."""
+    """Returns a copy with other leaves; asks for them in the order of `leaves`."""
     parts = children(nest)
     if parts is None:
         return replace(nest)

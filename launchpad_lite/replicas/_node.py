@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.replicas._carrier import AloneCarrier, Carrier
+from courier.lowlevel import split_address
+from launchpad_lite.replicas._carrier import Carrier
 from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._courier_carrier import CourierCarrier
 from launchpad_lite.replicas._gpu_carrier import GpuCarrier
 from launchpad_lite.replicas._inputs import Batch, Key, SharedPipeline
 from launchpad_lite.replicas._mailbox import Box, Mailbox
-from launchpad_lite.replicas._meeting import Ended, Generation, Meeting
+from launchpad_lite.replicas._meeting import Generation, GenerationEnd, Meeting
 from launchpad_lite.replicas._state import Training
 from launchpad_lite.replicas.errors import InterruptedTraining, ReplicaError, ReplicaLostError
 
@@ -34,7 +35,7 @@ _LOGGER = logging.getLogger(__name__)
 #: The label of the call that ends a generation.
 RESULTS = "what the replicas return"
 
-LOST = courier.ServerLostError, courier.ServerUnreachableError, courier.CallTimeoutError
+LOST = courier.ServerGoneError, courier.CallTimeoutError
 #: Seconds until the meeting is tried again.
 _RETRY_S = 0.1
 
@@ -55,15 +56,15 @@ class ReplicaNode:
         """Makes it.
 
         Args:
-            replicator: What the user has chosen.
-            rank: Which replica it is.
+            replicator: The user's choice.
+            rank: The number of the replica.
             replicas: Clients of all of them, by rank.
             body: A function, or a class with `run`.
             args: Its arguments, after the replicator.
             kwargs: Its arguments by name.
             stays: Whether it serves the results until the program stops.
         """
-        self._replicator = copy.copy(replicator)  # threads of one process share what was given
+        self._replicator = copy.copy(replicator)  # threads of one process share the argument
         self._rank = rank
         self._replicas = replicas
         self._body = functools.partial(_run, body, args=args, kwargs=kwargs, made=self._is_made)
@@ -75,15 +76,15 @@ class ReplicaNode:
         self._lost_s = 0.0
         self._lost_at: float | None = None
         self._training = Training(is_saved=node.keeps_state)
-        #: Whether it keeps snapshots, because there are no checkpoints for those that are lost.
+        #: Whether it keeps snapshots for lost replicas, because there are no checkpoints.
         self._is_guard = node.restarts and not node.keeps_state and rank < min(len(replicas), 2)
         self._results: Future[Any] = Future()
         #: The user's object, once there is one; another one after each loss.
         self._object: Any = None
         self._has_object: Future[None] = Future()
-        #: Calls for the results, by replica: answered when it is through.
+        #: Calls for the results, by replica: answered when this one has finished.
         self._asked: dict[int, Any] = {}
-        #: Of this worker, once there is one.
+        #: The pipeline of this worker, once there is one.
         self._pipelines: dict[Key, Future[SharedPipeline]] = {}
         lp.register_stop_handler(self._refuse)
         self._box = Box()
@@ -115,7 +116,7 @@ class ReplicaNode:
             lp.wait_for_stop()
 
     def save(self, folder: Path) -> None:
-        """Writes the state of the training; only replica 0 has one to write."""
+        """Writes the state of the training, on replica 0."""
         self._training.save(folder)
 
     def restore(self, folder: Path) -> None:
@@ -123,12 +124,11 @@ class ReplicaNode:
         self._training.restore(folder)
 
     def replica_input(self, key: Key, position: int, part: int) -> Batch:
-        """Returns a part of a batch of the pipeline of this worker, packed."""
-        pipeline = self._pipelines.setdefault(key, Future()).result()
-        return pipeline.take(position, part).packed()
+        """Returns a part of a batch of the pipeline of this worker."""
+        return self._pipelines.setdefault(key, Future()).result().take(position, part)
 
     def replica_results(self) -> "Future[Any]":
-        """Returns what all replicas have returned, once this one knows it."""
+        """Returns the results of all replicas, once this one has them."""
         return self._results
 
     def share(self, key: Key, pipeline: SharedPipeline) -> None:
@@ -140,7 +140,7 @@ class ReplicaNode:
         self._pipelines.setdefault(key, Future()).set_result(pipeline)
 
     def _refuse(self) -> None:
-        """Has those who wait for something be told that it does not come."""
+        """Tells waiting callers that their result does not come."""
         for awaited in (self._results, self._has_object, *self._pipelines.values()):
             with contextlib.suppress(InvalidStateError):  # it is there
                 awaited.set_exception(ReplicaError(f"{self._name}: the program stops"))
@@ -160,9 +160,9 @@ class ReplicaNode:
                 self._replicas[0].replica_leave(self._rank)
 
     def _ask_for_end(self) -> None:
-        """Has this node end when another one is through: those who are do not meet again.
+        """Ends this node when another one has finished: finished replicas do not meet again.
 
-        So it is when this replica was lost at the very end, after the results were exchanged.
+        That happens when this replica was lost after the results were exchanged.
         """
         for rank, node in enumerate(self._replicas):
             if rank != self._rank and (rank not in self._asked or self._asked[rank].done()):
@@ -173,7 +173,7 @@ class ReplicaNode:
         try:
             results = answer.result()
         except courier.ServerUnreachableError:
-            results = []  # it has ended for good, so nobody asks for them
+            results = []  # it has ended for good, so it asks for none
         except (courier.CourierError, ReplicaError, CancelledError):
             return  # it is lost, or the program stops
         self._end(results)
@@ -185,7 +185,7 @@ class ReplicaNode:
             answer.cancel()
 
     def _replicate(self, generation: Generation, collectives: Collectives) -> list[Any]:
-        """Runs the user's code; returns what all replicas have returned."""
+        """Runs the user's code; returns the results of all replicas."""
         here = self._here(generation, collectives, self._training, self._members(generation))
         here.size = collectives.size
         with self._replicator.being(here):
@@ -199,7 +199,7 @@ class ReplicaNode:
         training: Training,
         replicas: Sequence[Any],
     ) -> "Here":
-        """Returns what a replicator needs to know in a replica; its steps are to begin."""
+        """Returns the data of a replicator in a replica whose steps are to begin."""
         from launchpad_lite.replicas.replicators import Here  # this module is imported by it
 
         training.begin()
@@ -246,7 +246,7 @@ class ReplicaNode:
         """Waits until all have come.
 
         Raises:
-            _NotMetError: Replica 0 was lost, others are through, or the program stops.
+            _NotMetError: Replica 0 was lost, others have finished, or the program stops.
         """
         try:
             next(stream)
@@ -259,7 +259,7 @@ class ReplicaNode:
 
     def _watch(self, stream: Any, collectives: Collectives) -> None:
         """Ends all calls when a replica is lost."""
-        why = Ended(0)
+        why = GenerationEnd(0)
         with contextlib.suppress(courier.CourierError):
             for event in stream:
                 why = event
@@ -267,12 +267,12 @@ class ReplicaNode:
         collectives.abort(ReplicaLostError(f"{self._group}[{why.rank}] {what}"))
 
     def _members(self, generation: Generation) -> Sequence[Any]:
-        """Returns clients of those who take part."""
+        """Returns clients of the replicas that take part."""
         return [self._replicas[rank] for rank in generation.members]
 
     def _carrier(self, generation: Generation) -> Carrier:
         if len(generation.members) == 1:
-            return AloneCarrier()
+            return Carrier()
         carrier = CourierCarrier(
             generation.members.index(self._rank),
             self._box,
@@ -280,7 +280,7 @@ class ReplicaNode:
             generation.infos,
             generation.number,
         )
-        return GpuCarrier(carrier, self._replicas[0].address.rpartition(":")[0])
+        return GpuCarrier(carrier, split_address(self._replicas[0].address)[0])
 
     def _is_made(self, made: Any) -> None:
         self._object = made
@@ -288,7 +288,7 @@ class ReplicaNode:
             self._has_object.set_result(None)
 
     def _forwarding(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns what calls a method of the user's object, once there is one."""
+        """Returns a function that calls a method of the user's object, once there is one."""
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -309,7 +309,7 @@ class ReplicaNode:
 
 
 def _machine() -> str:
-    """Returns what is the same for all processes of this machine, and of no other one."""
+    """Returns an identity of this machine, which all its processes share."""
     boot = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,4 +1,4 @@
-"""How numpy arrays are combined, and which cannot be."""
+"""Operations that combine numpy arrays."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,19 +17,19 @@ _UFUNCS = {
     "min": "minimum",
     "product": "multiply",
 }
-#: So much of each array is combined at a time: it stays in the caches of a core.
+#: Bytes of each array that are combined at a time: they stay in the caches of a core.
 _BLOCK_BYTES = 1 << 17
 
 
-class Operation:
+class ArrayOperation:
     """Combines arrays of one dtype."""
 
     def __init__(self, op: Op, dtype: "np.dtype[Any]", size: int) -> None:
         """Prepares it.
 
         Args:
-            op: How.
-            dtype: Of what.
+            op: The operation.
+            dtype: That of the arrays.
             size: How many replicas there are.
 
         Raises:
@@ -52,7 +52,7 @@ class Operation:
         self._divisor = dtype.type(size) if op == "mean" else None
 
     def finish(self, array: "Array") -> None:
-        """Makes the final result of what all replicas gave, in place."""
+        """Makes the final result from the combined arrays of all replicas, in place."""
         if self._divisor is not None:
             array /= self._divisor
 
@@ -65,7 +65,7 @@ class Operation:
             arrays: At least one; `out` may be the first, and must be no other.
             out: Gets the result.
             last: Whether these are of all replicas.
-            copies: Get the result, too; they may be among the arrays.
+            copies: Arrays that get the result, too; they may be among `arrays`.
         """
         for begin, end in blocks(len(out), out.itemsize):
             result = out[begin:end]
@@ -107,10 +107,10 @@ def _neutral(op: Op, dtype: Any) -> Any:
 
 
 def check_flat(array: Any) -> None:
-    """Checks that an array is what carriers take.
+    """Checks that carriers take an array.
 
     Raises:
-        ValueError: It is not.
+        ValueError: They do not.
     """
     import numpy as np
 

@@ -1,9 +1,10 @@
-"""Optimizers that get gradients as arguments, of optax or one's own: averaged over the replicas."""
+"""Optimizers that get gradients as arguments, as optax's: averages these over the replicas."""
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from courier.lowlevel import signature_of
 
 #: The methods that take gradients.
 _METHODS = ("update", "apply_gradients")
@@ -13,8 +14,8 @@ def averaging(optimizer: Any, mean: Callable[[Any], Any]) -> Any:
     """Returns an optimizer that averages gradients first.
 
     Args:
-        optimizer: Something with `update(gradients, ...)` or `apply_gradients(gradients, ...)`, as
-            of optax; or a function of gradients.
+        optimizer: One with `update(gradients, ...)` or `apply_gradients(gradients, ...)`, as
+            optax's; or a function of gradients.
         mean: Returns nested values, averaged over the replicas.
 
     Raises:
@@ -36,7 +37,7 @@ def averaging(optimizer: Any, mean: Callable[[Any], Any]) -> Any:
 
 
 class Averaging:
-    """An optimizer, but that it averages gradients first. Attributes are those of the other."""
+    """An optimizer that averages gradients, and then calls another one, whose attributes it has."""
 
     def __init__(self, optimizer: Any, methods: list[str], mean: Callable[[Any], Any]) -> None:
         """Makes one.
@@ -60,7 +61,7 @@ class Averaging:
 
 def _of_means(function: Callable[..., Any], mean: Callable[[Any], Any]) -> Callable[..., Any]:
     """Returns a function of gradients that averages them first."""
-    first = next(iter(inspect.signature(function).parameters), "")
+    first = next(iter(signature_of(function).parameters), "")
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

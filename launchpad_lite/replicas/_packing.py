@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
-#: Before the name of an array of integers: the same as floats.
+#: Prefix for a second array of integers, which holds them as floats.
 _CHECK = "check of "
 
 
@@ -26,7 +26,7 @@ class Packed:
 
     Attributes:
         arrays: One flat array for each dtype; a list of the leaves that are not packed.
-        text: Path, dtype and shape of all leaves, for people, and to compare.
+        text: Path, dtype and shape of all leaves, as text, also for comparisons.
     """
 
     def __init__(self, nest: Any, op: str = "", aside: str = "") -> None:
@@ -34,8 +34,8 @@ class Packed:
 
         Args:
             nest: The value.
-            op: How it will be combined: the mean of integers is a float. Their sums and products are
-                computed as floats, too, so that one that is too large is found.
+            op: How it will be combined: the mean of integers is a float. Their sums and products
+                are computed as floats, too, to find overflows.
             aside: The kind of leaves that are not packed.
 
         Raises:
@@ -73,7 +73,7 @@ class Packed:
         self.text = _shortened(described)
 
     def unpacked(self) -> Any:
-        """Returns the nested value with what is in the arrays now; leaves are as they were.
+        """Returns the nested value with the present content of the arrays; leaves keep their kinds.
 
         Raises:
             OverflowError: A sum or product of integers is too large for their type.
@@ -84,7 +84,7 @@ class Packed:
             begin = offsets[name]
             offsets[name] = end = begin + _size(shape)
             part = self.arrays[name][begin:end]
-            # What wraps around is off by its whole range, and a float by much less than half of it.
+            # An overflow is off by the whole range, and the float by much less than half of it.
             check = self.arrays.get(_CHECK + name)
             if (
                 check is not None
@@ -121,7 +121,7 @@ def _shortened(described: Sequence[str]) -> str:
 
 
 def check_not_traced(leaf: Any) -> None:
-    """Checks that a leaf has a value, and is not what JAX passes through a function to compile it.
+    """Checks that a leaf has a value: those with which JAX traces a function have none.
 
     Raises:
         TypeError: It has none.
@@ -167,7 +167,7 @@ def as_numpy(leaf: Any, path: str = "") -> "Array":
 
 
 def like(leaf: Any, array: "Array") -> Any:
-    """Returns an array as the kind of leaf that another one is, on its device, in its layout.
+    """Returns an array in the kind, device and layout of another leaf.
 
     A mean of integers stays a float.
     """

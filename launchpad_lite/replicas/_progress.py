@@ -1,4 +1,4 @@
-"""How fast a training is: as numbers, as a line of text, and for TensorBoard."""
+"""The speed of a training: as numbers, as a line of text, and for TensorBoard."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ from launchpad_lite.replicas import _nests
 
 @dataclass
 class Report:
-    """What the steps of a training have cost, in this life of the replica.
+    """The cost of the steps of a training, in this life of the replica.
 
     Attributes:
         steps: How many it has made.
@@ -37,15 +37,15 @@ class Report:
 
 
 class Share(NamedTuple):
-    """What one replica has done so far, as all know it."""
+    """The work of one replica so far, as all know it."""
 
     examples: float
     waited_s: float
     input_s: float
 
 
-class Progress:
-    """Shows how far a training is, on replica 0."""
+class TrainingProgress:
+    """Shows the progress of a training, on replica 0."""
 
     def __init__(self, label: str, total: int | None, period_s: float, folder: str | None) -> None:
         """Makes one.
@@ -70,13 +70,13 @@ class Progress:
     def note(
         self, step: int, results: Sequence[Any], shares: Sequence[Share], more: str = ""
     ) -> None:
-        """Takes note of a step, and shows something if it is time.
+        """Notes a step, and shows the progress if it is time.
 
         Args:
             step: How many were made.
             results: Of the replicas.
             shares: Of the replicas.
-            more: What else there is to show.
+            more: More text to show.
         """
         if self._writer is not None:
             for path, value in _means(results):
@@ -94,7 +94,7 @@ class Progress:
         ]
         examples_per_s = sum(share.examples for share in per_s)
         of_total = "" if self._total is None else f" of {self._total:,}"
-        print(  # noqa: T201 - the progress of a training is what people look for
+        print(  # noqa: T201 - users expect the progress here
             f"{self._label}: step {step:,}{of_total}, {steps / seconds:,.1f} steps/s, "
             f"{examples_per_s:,.0f} examples/s, {_span(share.waited_s for share in per_s)} of the "
             f"time in communication, {_span(share.input_s for share in per_s)} waiting for input{more}",
@@ -106,7 +106,7 @@ class Progress:
         self._at, self._step, self._shares = now, step, shares
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Writes the rest."""
         if self._writer is not None:
             self._writer.close()
 

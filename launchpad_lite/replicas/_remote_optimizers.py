@@ -1,4 +1,4 @@
-"""Optimizers whose parameters are on servers: what a replica has of them, and what the servers have.
+"""Optimizers whose parameters are on servers: the part in a replica, and that on the servers.
 
 A replica reads the values, and sends gradients. A server applies these with the optimizer itself, so
 that momentum and the like are on the servers. Nothing here communicates.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
-class Step(NamedTuple):
+class OptimizerStep(NamedTuple):
     """A step of an optimizer.
 
     Attributes:
@@ -39,22 +39,22 @@ class Step(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What a replica sends after a step of its own.
+    """The message of a replica after a step of its own.
 
     Attributes:
-        version: Of the values from which it was computed.
-        steps: One, or what else `step_fn` made.
+        version: That of the values from which it was computed.
+        steps: The steps that `step_fn` made, mostly one.
     """
 
     version: int
-    steps: Sequence[Step]
+    steps: Sequence[OptimizerStep]
 
 
 class Seen(NamedTuple):
-    """What a replica sees of parameters.
+    """Parameters, as a replica sees them.
 
     Attributes:
-        arrays: Their values. Nobody changes them.
+        arrays: Their values. They never change.
         version: How often they were updated.
         staleness: How many updates came between reading and updating: how often.
     """
@@ -70,7 +70,7 @@ class Seen(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class ParameterPart:
     """Parameters on a server. It is replaced, never changed: others may be reading it.
 
     Attributes:
@@ -84,17 +84,19 @@ class Part:
     staleness: "collections.Counter[int]" = dataclasses.field(default_factory=collections.Counter)
 
     def seen(self) -> Seen:
-        """Returns what replicas see."""
+        """Returns the view for replicas."""
         return Seen(self.optimizer.arrays(), self.version, self.staleness)
 
-    def updated(self, update: Update) -> "Part":
-        """Returns what an update makes of it."""
+    def updated(self, update: Update) -> "ParameterPart":
+        """Returns the result of an update."""
         optimizer = self.optimizer.copy()
         for step in update.steps:
             optimizer.step(step)
-        # A server that was started again may be behind what a replica has read.
+        # A server that was started again may have an older version than a replica.
         stale = max(0, self.version - update.version)
-        return Part(optimizer, self.version + 1, self.staleness + collections.Counter([stale]))
+        return ParameterPart(
+            optimizer, self.version + 1, self.staleness + collections.Counter([stale])
+        )
 
 
 class ServerOptimizer(abc.ABC):
@@ -105,7 +107,7 @@ class ServerOptimizer(abc.ABC):
         """Returns one that changes by itself."""
 
     @abc.abstractmethod
-    def step(self, step: Step) -> None:
+    def step(self, step: OptimizerStep) -> None:
         """Changes the parameters."""
 
     @abc.abstractmethod
@@ -118,7 +120,7 @@ class RemoteOptimizer(abc.ABC):
 
     Attributes:
         keys: Of its parts.
-        staleness: How stale updates were, as far as was read.
+        staleness: How stale updates were, as last read.
     """
 
     def __init__(self, name: str, parts: Mapping[int, Sequence[Any]]) -> None:
@@ -133,7 +135,7 @@ class RemoteOptimizer(abc.ABC):
         self._versions = dict.fromkeys(parts, 0)
         self._seen: dict[int, Seen] = {}
         #: Steps since the last read, by key.
-        self._steps: dict[int, list[Step]] = {key: [] for key in parts}
+        self._steps: dict[int, list[OptimizerStep]] = {key: [] for key in parts}
         self.keys = list(parts)
 
     @property
@@ -147,14 +149,14 @@ class RemoteOptimizer(abc.ABC):
             yield from part
 
     @abc.abstractmethod
-    def first(self, key: int) -> Part:
+    def first(self, key: int) -> ParameterPart:
         """Returns the first value of a key: a copy of what is here."""
 
     @abc.abstractmethod
     def _load(self, key: int, arrays: "Sequence[Array]") -> None: ...
 
     def load(self, key: int, seen: Seen) -> None:
-        """Takes over what a server has.
+        """Takes over the values of a server.
 
         Raises:
             ReplicaError: It has other parameters.
@@ -171,7 +173,7 @@ class RemoteOptimizer(abc.ABC):
         self._steps[key] = []
 
     def updates(self) -> dict[int, Update]:
-        """Returns what the steps since the last read are, by key."""
+        """Returns the steps since the last read, by key."""
         return {
             key: Update(self._seen[key].version, steps)
             for key, steps in self._steps.items()
@@ -184,7 +186,7 @@ def _text(shapes: Sequence[tuple[int, ...]]) -> str:
 
 
 def remote(optimizer: Any, parameters: Any, index: int, servers: int) -> "RemoteOptimizer":
-    """Returns what is in the place of an optimizer.
+    """Returns the replacement of an optimizer.
 
     Args:
         optimizer: Of PyTorch; or with `init(parameters)` and `update(gradients, state, parameters)`.
@@ -219,7 +221,7 @@ class TorchRemote(RemoteOptimizer):
     """An optimizer of PyTorch. Its parameters are divided among the servers."""
 
     def __init__(self, optimizer: Any, index: int, servers: int) -> None:
-        """Has `step` keep the gradients.
+        """Makes `step` keep the gradients.
 
         Args:
             optimizer: The optimizer.
@@ -260,11 +262,11 @@ class TorchRemote(RemoteOptimizer):
         settings = [_without_parameters(group) for group in self._optimizer.param_groups]
         for key, parameters in self._parts.items():
             gradients = [_gradient(parameter) for parameter in parameters]
-            self._steps[key].append(Step(gradients, settings))
+            self._steps[key].append(OptimizerStep(gradients, settings))
 
-    def first(self, key: int) -> Part:
+    def first(self, key: int) -> ParameterPart:
         """Returns the first value of a key: a copy of what is here."""
-        return Part(TorchServer(*_cut_out(self._optimizer, self._places[key])))
+        return ParameterPart(TorchServer(*_cut_out(self._optimizer, self._places[key])))
 
     def _load(self, key: int, arrays: "Sequence[Array]") -> None:
         for parameter, array in zip(self._parts[key], arrays, strict=True):
@@ -281,8 +283,8 @@ class TorchServer(ServerOptimizer):
         """Takes over an optimizer.
 
         Args:
-            optimizer: It has some of the parameters of that of the replicas, and no empty group.
-            groups: Which group of that each of its groups is.
+            optimizer: One with a part of the parameters of the replicas, and no empty group.
+            groups: For each of its groups, the index of the group there.
         """
         self._optimizer = optimizer
         self._groups = groups
@@ -293,7 +295,7 @@ class TorchServer(ServerOptimizer):
         places = _places(self._optimizer.param_groups)
         return TorchServer(_cut_out(self._optimizer, places)[0], self._groups)
 
-    def step(self, step: Step) -> None:
+    def step(self, step: OptimizerStep) -> None:
         """Changes the parameters."""
         for group, number in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(step.settings[number])
@@ -319,7 +321,7 @@ def _places(groups: Sequence[Any]) -> list[tuple[int, int]]:
 
 
 def _divided(groups: Sequence[Any], parts: int) -> list[list[tuple[int, int]]]:
-    """Returns which parameters are in which part: about as many numbers are in each."""
+    """Divides parameters into parts with about as many numbers each."""
     places = _places(groups)
     sizes = {(group, number): groups[group]["params"][number].numel() for group, number in places}
     divided: list[list[tuple[int, int]]] = [[] for _ in range(parts)]
@@ -391,7 +393,7 @@ def _nothing() -> None:
     pass
 
 
-# Optimizers that are functions: optax, and what users write.
+# Optimizers that are functions: those of optax and of users.
 
 
 class FunctionalRemote(RemoteOptimizer):
@@ -402,7 +404,7 @@ class FunctionalRemote(RemoteOptimizer):
 
         Args:
             optimizer: The optimizer.
-            parameters: What the values of the servers are put into.
+            parameters: They get the values of the servers.
             key: Of its part.
         """
         self._optimizer = optimizer
@@ -410,7 +412,7 @@ class FunctionalRemote(RemoteOptimizer):
         leaves = [leaf for _, leaf in _nests.leaves(parameters)]
         super().__init__(type(optimizer).__name__, {key: [as_numpy(leaf) for leaf in leaves]})
 
-    def init(self, parameters: Any) -> Any:  # noqa: ARG002 - as the optimizer has it
+    def init(self, parameters: Any) -> Any:  # noqa: ARG002 - an optimizer has these arguments
         """Returns no state: the servers have it."""
         return ()
 
@@ -419,14 +421,14 @@ class FunctionalRemote(RemoteOptimizer):
 
         Args:
             gradients: Nested as the parameters.
-            state: What `init` or `update` has returned.
+            state: As returned by `init` or `update`.
             parameters: As the optimizer has it.
 
         Returns:
             Zeros, which may be added to the parameters, and the state.
 
         Raises:
-            ValueError: The gradients are not as the parameters are.
+            ValueError: The gradients are not nested as the parameters.
         """
         import numpy as np
 
@@ -438,14 +440,16 @@ class FunctionalRemote(RemoteOptimizer):
                 f"{self._name}: gradients of shapes {_text(given)} for parameters of shapes "
                 f"{_text(here)}"
             )
-        self._steps[key].append(Step([array.copy() for array in arrays], None))
+        self._steps[key].append(OptimizerStep([array.copy() for array in arrays], None))
         zeros = _nests.rebuilt(gradients, lambda leaf: like(leaf, np.zeros_like(as_numpy(leaf))))
         return zeros, state
 
-    def first(self, key: int) -> Part:  # noqa: ARG002 - there is one
+    def first(self, key: int) -> ParameterPart:  # noqa: ARG002 - there is one
         """Returns the first value of a key: a copy of what is here."""
         parameters = _nests.rebuilt(self._parameters, lambda leaf: as_numpy(leaf).copy())
-        return Part(FunctionalServer(self._optimizer, parameters, self._optimizer.init(parameters)))
+        return ParameterPart(
+            FunctionalServer(self._optimizer, parameters, self._optimizer.init(parameters))
+        )
 
     def _load(self, key: int, arrays: "Sequence[Array]") -> None:  # noqa: ARG002
         _put(self._parameters, iter(arrays))
@@ -468,7 +472,7 @@ def _in_order(nest: Any, other: Any) -> "list[Array]":
 
 
 def _put(nest: Any, arrays: "Iterator[Array]") -> Any:
-    """Puts arrays into the dicts, lists and arrays of a nest; returns what it is now."""
+    """Puts arrays into the dicts, lists and arrays of a nest; returns the nest."""
     if isinstance(nest, (MutableMapping, MutableSequence)):
         for key in nest if isinstance(nest, MutableMapping) else range(len(nest)):
             nest[key] = _put(nest[key], arrays)
@@ -491,14 +495,14 @@ class FunctionalServer(ServerOptimizer):
         Args:
             optimizer: The optimizer.
             parameters: Nested arrays.
-            state: What it keeps.
+            state: Its state.
         """
         self._optimizer = optimizer
         self._parameters = parameters
         self._state = state
 
     def __getstate__(self) -> dict[str, Any]:
-        # Those of optax are local functions, which a plain pickle cannot have.
+        # Optimizers of optax are local functions, which plain pickle refuses.
         return {**self.__dict__, "_optimizer": courier.dumps(self._optimizer)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -508,7 +512,7 @@ class FunctionalServer(ServerOptimizer):
         """Returns one that changes by itself."""
         return FunctionalServer(self._optimizer, self._parameters, self._state)
 
-    def step(self, step: Step) -> None:
+    def step(self, step: OptimizerStep) -> None:
         """Changes the parameters: replaces each of them."""
         import numpy as np
 

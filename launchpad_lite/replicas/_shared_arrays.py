@@ -1,7 +1,6 @@
-"""What the replicas of one machine do with arrays, in the memory that they share.
+"""Operations on arrays by the replicas of one machine, in the memory that they share.
 
-Nothing here compares what replicas call: the first meeting of each of these is one that the caller
-gives, and that does.
+Nothing here compares calls: the caller passes the first meeting of each operation, which does.
 """
 
 import enum
@@ -10,12 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launchpad_lite.replicas import _payload
-from launchpad_lite.replicas._operations import Operation, blocks, share
+from launchpad_lite.replicas._operations import ArrayOperation, blocks, share
 from launchpad_lite.replicas._shared_memory import (
     CHUNK_BYTES,
     SLOT_BYTES,
     OwnMemory,
-    Report,
+    ReplicaReport,
     SharedGroup,
 )
 
@@ -24,25 +23,26 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: Before a payload in a slot: the descriptor where it lies if not here, or -1; and its size.
+#: Before a payload in a slot: the descriptor of its memory, or -1 if it is in the slot; and its
+#: size.
 _HEAD = struct.Struct("<qq")
 _HEAD_BYTES = 64
 
 
 class Answer(enum.IntEnum):
-    """What comes of the first meeting of a call."""
+    """The result of the first meeting of a call."""
 
-    #: All call the same.
+    #: All make the same call.
     SAME = 0
-    #: And their arrays lie at the same place of the same buffer.
+    #: The same call, and their arrays lie at the same place of the same buffer.
     PLACED = 1
-    #: And some arrays lie in buffers, but not all at the same place.
+    #: The same call; some arrays lie in buffers, but not all at the same place.
     MIXED = 2
-    #: They do not call the same.
+    #: They make different calls.
     DIFFERENT = 3
 
 
-#: Meets all others; is told where the own array lies.
+#: Meets all others; takes the place of the own array.
 Enter = Callable[[tuple[int, int]], Answer]
 
 
@@ -52,24 +52,24 @@ class SharedArrays:
     def __init__(self, own: OwnMemory, group: SharedGroup) -> None:
         self._own = own
         self._group = group
-        #: Counts slots that were used, and chunks: who fills one knows that none reads it.
+        #: Counts used slots and chunks, so that a replica fills only those that no other reads.
         self._turn = 0
         self._number = 0
 
     def next_turn(self) -> None:
-        """Begins a turn: each replica may offer one thing, then all meet, then all may look."""
+        """Begins a turn: each replica may offer one thing, then all meet, then all may read."""
         self._turn += 1
 
     def offer_small(self, array: "Array") -> None:
-        """Gives an array of at most SLOT_BYTES to the others."""
+        """Offers an array of at most SLOT_BYTES to the others."""
         self._slot_as(self._group.index, array)[:] = array
 
     def small(self, index: int, like: "Array") -> "Array":
-        """Returns what a replica has offered in this turn."""
+        """Returns the offer of a replica in this turn."""
         return self._slot_as(index, like)
 
     def offer(self, payload: _payload.Payload) -> None:
-        """Gives a value to the others."""
+        """Offers a value to the others."""
         slot = self._group.slot(self._group.index, self._turn)
         nbytes = _payload.written_bytes(payload)
         if nbytes <= SLOT_BYTES - _HEAD_BYTES:
@@ -80,7 +80,7 @@ class SharedArrays:
         slot[: _HEAD.size] = memoryview(_HEAD.pack(descriptor, nbytes))
 
     def collect(self) -> list[_payload.Payload]:
-        """Returns what all have offered in this turn; the memory belongs to the caller."""
+        """Returns the offers of all in this turn; the memory belongs to the caller."""
         heads = [
             _HEAD.unpack(self._group.slot(index, self._turn)[: _HEAD.size].tobytes())
             for index in range(len(self._group))
@@ -95,9 +95,11 @@ class SharedArrays:
 
     def meet(self) -> None:
         """Waits until all replicas of the group are here."""
-        self._group.meet(Report(0), lambda _: 0)
+        self._group.meet(ReplicaReport(0), lambda _: 0)
 
-    def all_reduce(self, array: "Array", operation: Operation, enter: Enter, *, last: bool) -> None:
+    def all_reduce(
+        self, array: "Array", operation: ArrayOperation, enter: Enter, *, last: bool
+    ) -> None:
         """Combines the arrays of all, in place.
 
         Args:
@@ -117,11 +119,11 @@ class SharedArrays:
             self._reduce_in_chunks(parts, operation, last, answer is Answer.SAME)
 
     def broadcast(self, array: "Array", source: int, enter: Enter) -> None:
-        """Gives all the array of one of them, in place.
+        """Copies the array of one replica to all, in place.
 
         Args:
             array: Of this replica.
-            source: The index of that one.
+            source: The index of that replica.
             enter: The first meeting.
         """
         is_source = source == self._group.index
@@ -169,7 +171,7 @@ class SharedArrays:
         self._chunk(self._group.index, step, part)[:] = part
 
     def _reduce_in_chunks(
-        self, parts: "Sequence[Array]", operation: Operation, last: bool, has_begun: bool
+        self, parts: "Sequence[Array]", operation: ArrayOperation, last: bool, has_begun: bool
     ) -> None:
         # At the same time one chunk is filled, the one before combined, the one before that read.
         for step in range(1 if has_begun else 0, len(parts) + 2):
@@ -185,20 +187,20 @@ class SharedArrays:
         self._number += len(parts)
 
     def _give(self, step: int, part: "Array") -> None:
-        """Fills a chunk with what others combine."""
+        """Fills a chunk with the parts that others combine."""
         for own, chunk in self._shares_of_others(step, part, self._group.index):
             chunk[:] = own
 
     def _shares_of_others(
         self, step: int, part: "Array", index: int
     ) -> "list[tuple[Array, Array]]":
-        """Returns what the other replicas combine, in an array and in the chunk of one."""
+        """Returns the parts that the others combine, in an array and in the chunk of one."""
         chunk = self._chunk(index, step, part)
         begin, end = share(len(part), self._group.index, len(self._group))
         return [(part[:begin], chunk[:begin]), (part[end:], chunk[end:])]
 
-    def _combine(self, step: int, part: "Array", operation: Operation, last: bool) -> None:
-        """Combines this replica's share of a chunk, into that of the chief and the own array."""
+    def _combine(self, step: int, part: "Array", operation: ArrayOperation, last: bool) -> None:
+        """Combines this replica's share of a chunk, into the chief's chunk and the own array."""
         begin, end = share(len(part), self._group.index, len(self._group))
         arrays = [self._chunk(index, step, part)[begin:end] for index in range(len(self._group))]
         out, own = arrays[0], part[begin:end]
@@ -206,7 +208,7 @@ class SharedArrays:
         operation.combine(arrays, out, last=last, copies=[own])
 
     def _reduce_in_place(
-        self, array: "Array", operation: Operation, place: tuple[int, int], last: bool
+        self, array: "Array", operation: ArrayOperation, place: tuple[int, int], last: bool
     ) -> None:
         begin, end = share(len(array), self._group.index, len(self._group))
         arrays = [self._placed(index, place, array)[begin:end] for index in range(len(self._group))]

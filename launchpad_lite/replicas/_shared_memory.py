@@ -1,13 +1,13 @@
-"""Memory that the replicas of one machine share, and how they wait for each other.
+"""Memory that the replicas of one machine share, and their meetings.
 
-Each replica has memory without a name (memfd), and a pipe: its *bell*. The others open both by
-`/proc/PID/fd/N`, which works for processes of the same user that see each other. Nothing is left
-of them when the processes are gone, however they end. No replica spins: there may be more of them
-than cores.
+Each replica has memory without a name (memfd), and a pipe by which others wake it: its *bell*. The
+others open both by `/proc/PID/fd/N`, which works for processes of the same user that see each
+other. Nothing is left of them when the processes are gone, however they end. No replica spins:
+there may be more of them than cores.
 
-One replica of a group is its *chief*: the others report to its bell, and it answers to theirs. Who
-reads what another one has written has heard its bell, directly or by the chief, so the kernel has
-ordered both.
+One replica of a group is its *chief*: the others report to its bell, and it answers to theirs. A
+replica reads memory of another only after a message from it, directly or by the chief, so the
+kernel has ordered both.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: What a replica can give to all others between two of their meetings.
+#: Bytes that a replica can offer to all others between two meetings.
 SLOT_BYTES = 1 << 18
 #: Larger arrays pass in chunks of this size.
 CHUNK_BYTES = 1 << 20
@@ -38,29 +38,29 @@ CHUNKS = 3
 _SLOTS = 2
 
 _MARK_BYTES = 16
-#: Where a memory tells its buffers: the descriptor and the size of each.
+#: The table of buffers in a memory: the descriptor and the size of each.
 _BUFFER = struct.Struct("<qq")
 _TABLE_BYTES = 1 << 16
 _MAX_BUFFERS = _TABLE_BYTES // _BUFFER.size - 1
 _MEMORY_BYTES = _TABLE_BYTES + _SLOTS * SLOT_BYTES + CHUNKS * CHUNK_BYTES
 
-#: A report and its answer: who or how, which buffer, from which byte on, and what is called. Short
-#: enough that the kernel keeps it in one piece.
+#: A report, or its answer: sender or answer, buffer, offset, and digest of the call. Short enough
+#: that the kernel keeps it in one piece.
 DIGEST_BYTES = 16
 MESSAGE = struct.Struct(f"<HxxIq{DIGEST_BYTES}s")
 _READ_BYTES = 128 * MESSAGE.size
-#: In place of a rank or an answer: who sends this cannot go on.
+#: In place of a rank or an answer: the sender cannot go on.
 GIVEN_UP = 0xFFFF
 
 
-class Report(NamedTuple):
-    """What a replica tells its chief, or the chief all others.
+class ReplicaReport(NamedTuple):
+    """The report of a replica to its chief, or the chief's answer.
 
     Attributes:
         code: The index of the sender; or the answer.
-        buffer: In which buffer the array lies, from 1 on; 0 means in none.
+        buffer: The number of the buffer with the array, from 1 on; 0 means none.
         offset: Where it begins there.
-        digest: Of what is called.
+        digest: Of the call.
     """
 
     code: int
@@ -69,14 +69,14 @@ class Report(NamedTuple):
     digest: bytes = bytes(DIGEST_BYTES)
 
 
-class Place(NamedTuple):
-    """Where a replica's memory and its bell are: for other processes of the same machine.
+class MemoryPlace(NamedTuple):
+    """The place of a replica's memory and bell, for other processes of the same machine.
 
     Attributes:
         pid: Its process.
         memory: Descriptor of its memory there.
         bell: Descriptor of the end of its bell to which others write.
-        mark: What the memory begins with, so that none takes another process for it.
+        mark: The first bytes of the memory, so that no replica takes another process for it.
     """
 
     pid: int
@@ -86,7 +86,7 @@ class Place(NamedTuple):
 
 
 class OwnMemory:
-    """What one replica shares. `interrupt` is thread-safe."""
+    """The memory that one replica shares. `interrupt` is thread-safe."""
 
     def __init__(self) -> None:
         """Makes it.
@@ -102,15 +102,15 @@ class OwnMemory:
         (self.interruption,) = self._keep(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         mark = secrets.token_bytes(_MARK_BYTES)
         self.memory[:_MARK_BYTES] = mark
-        self.place = Place(os.getpid(), self._descriptor, self._rung, mark)
+        self.place = MemoryPlace(os.getpid(), self._descriptor, self._rung, mark)
         self._lent: int | None = None
         #: Of each buffer, by the number that reports name: its first address, and its memory, which
-        #: belongs to those who use it.
+        #: belongs to its users.
         self._buffers: dict[int, tuple[int, weakref.ref[mmap.mmap]]] = {}
         self._number = 0
 
     def buffer(self, nbytes: int) -> "Array":
-        """Returns zeroed memory that others can open. It is freed when nobody uses it any more."""
+        """Returns zeroed memory that others can open. It is freed after its last use."""
         import numpy as np
 
         self._number += 1  # never used again: others may know the memory that had it
@@ -126,7 +126,7 @@ class OwnMemory:
         return array
 
     def find(self, array: "Array") -> tuple[int, int]:
-        """Returns in which buffer an array lies, from 1 on, and where; (0, 0) if in none."""
+        """Returns the buffer of an array, from 1 on, and the offset; (0, 0) if it is in none."""
         if self._buffers:
             address = _address(array)
             for number, (begin, memory) in self._buffers.items():
@@ -149,13 +149,13 @@ class OwnMemory:
         return descriptor, np.frombuffer(memory, np.uint8)
 
     def take_back(self) -> None:
-        """Closes the descriptor that was lent: all others have opened it, or never will."""
+        """Closes the lent descriptor: all others have opened it, or never will."""
         if self._lent is not None:
             os.close(self._lent)
             self._lent = None
 
     def interrupt(self) -> None:
-        """Has `wait` of this replica end."""
+        """Ends `wait` of this replica."""
         with contextlib.suppress(OSError):  # closed
             os.eventfd_write(self.interruption, 1)
 
@@ -184,12 +184,12 @@ class SharedGroup:
     """
 
     def __init__(
-        self, own: OwnMemory, ranks: Sequence[int], places: Sequence[Place], rank: int
+        self, own: OwnMemory, ranks: Sequence[int], places: Sequence[MemoryPlace], rank: int
     ) -> None:
-        """Opens what the others share.
+        """Opens the memory of the others.
 
         Args:
-            own: What this replica shares.
+            own: The memory of this replica.
             ranks: Of the group, in order.
             places: Of each of them.
             rank: Of this replica.
@@ -203,7 +203,7 @@ class SharedGroup:
         self._places = places
         self._descriptors = contextlib.ExitStack()
         self._bells: dict[int, int] = {}
-        #: Of processes, to the index of the replica.
+        #: From descriptors of processes to the index of the replica.
         self._processes: dict[int, int] = {}
         self._ended: set[int] = set()
         self._buffers: dict[tuple[int, int], Array] = {}
@@ -224,7 +224,7 @@ class SharedGroup:
         return len(self.ranks)
 
     def slot(self, index: int, turn: int) -> "Array":
-        """Returns a replica's slot in one turn, as bytes. Who fills it has left the turn before."""
+        """Returns a replica's slot in one turn, as bytes. Fill it only after the turn before."""
         return self._slots[index][turn % _SLOTS]
 
     def chunk(self, index: int, number: int) -> "Array":
@@ -241,24 +241,24 @@ class SharedGroup:
             return np.frombuffer(memory, np.uint8)
         if (index, number) not in self._buffers:
             for key in [key for key in self._buffers if self._own.memory_of(key[1]) is None]:
-                del self._buffers[key]  # who has freed its own will not ask for those of others
+                del self._buffers[key]  # a replica that has freed its own will not ask for others'
             self._buffers[index, number] = self._open_buffer(index, number)
         return self._buffers[index, number]
 
     def copy_lent(self, index: int, descriptor: int, nbytes: int) -> "Array":
-        """Returns what is in memory that a replica has lent: a mapping would cost a descriptor."""
+        """Returns the content of lent memory of a replica: a mapping would cost a descriptor."""
         import numpy as np
 
         memory = self._map_of(index, descriptor, nbytes)
         copy: Array = np.frombuffer(memory, np.uint8).copy()
         return copy
 
-    def meet(self, report: Report, decide: Callable[[Sequence[Report]], int]) -> int:
+    def meet(self, report: ReplicaReport, decide: Callable[[Sequence[ReplicaReport]], int]) -> int:
         """Waits until all replicas of the group are here.
 
         Args:
-            report: What this one says.
-            decide: From what all say to the answer; the chief runs it before any is let go.
+            report: That of this replica.
+            decide: Makes the answer from all reports; the chief runs it before it answers.
 
         Raises:
             ReplicaLostError: One of them is lost, or cannot go on.
@@ -272,10 +272,10 @@ class SharedGroup:
         return answer
 
     def give_up(self) -> None:
-        """Tells the others that this replica does not go on. Never raises."""
+        """Tells the others that this replica cannot go on. Never raises."""
         for index in self._bells:
-            with contextlib.suppress(OSError, ReplicaLostError):  # those who are lost hear nothing
-                self._ring(index, Report(GIVEN_UP, self.ranks[self.index]))
+            with contextlib.suppress(OSError, ReplicaLostError):  # the lost ones cannot be told
+                self._ring(index, ReplicaReport(GIVEN_UP, self.ranks[self.index]))
 
     def close(self) -> None:
         """Closes all descriptors. Arrays stay valid."""
@@ -289,7 +289,7 @@ class SharedGroup:
             memory[begin + each * nbytes : begin + (each + 1) * nbytes] for each in range(count)
         ]
 
-    # Opening what others share
+    # Opening memory of others
 
     def _open(self, index: int) -> mmap.mmap:
         if index == self.index:
@@ -297,7 +297,7 @@ class SharedGroup:
         place = self._places[index]
         if 0 not in (index, self.index):
             return _map_marked(place)  # neither is the chief
-        # Before all else: while this says that it lives, its process number is no other's.
+        # First: while the process lives, its number belongs to no other.
         process = os.pidfd_open(place.pid)
         self._descriptors.callback(os.close, process)
         memory = _map_marked(place)
@@ -323,7 +323,7 @@ class SharedGroup:
 
     # Waiting
 
-    def _ring(self, index: int, report: Report) -> None:
+    def _ring(self, index: int, report: ReplicaReport) -> None:
         try:
             os.write(self._bells[index], MESSAGE.pack(*report))
         except BrokenPipeError as error:  # it ended since the last meeting
@@ -333,43 +333,43 @@ class SharedGroup:
         pid = self._places[index].pid
         return ReplicaLostError(f"replica {self.ranks[index]}: its process {pid} has ended")
 
-    def _hear_reports(self) -> list[Report]:
+    def _hear_reports(self) -> list[ReplicaReport]:
         """Waits for the reports of all others; by index."""
-        reports: dict[int, Report] = {}
+        reports: dict[int, ReplicaReport] = {}
         while len(reports) < len(self) - 1:
             self._wait(missing=lambda index: index not in reports)
             data = os.read(self._own.bell, _READ_BYTES)
             for fields in MESSAGE.iter_unpack(data):
-                report = Report(*fields)
+                report = ReplicaReport(*fields)
                 self._check(report)
                 reports[report.code] = report
         return [reports[index] for index in range(1, len(self))]
 
     def _hear_answer(self) -> int:
         self._wait(missing=lambda _: True)
-        report = Report(*MESSAGE.unpack(os.read(self._own.bell, MESSAGE.size)))
+        report = ReplicaReport(*MESSAGE.unpack(os.read(self._own.bell, MESSAGE.size)))
         self._check(report)
         return report.code
 
     def _answer(self, answer: int) -> None:
         for index in self._bells:
-            self._ring(index, Report(answer))
+            self._ring(index, ReplicaReport(answer))
 
-    def _check(self, report: Report) -> None:
+    def _check(self, report: ReplicaReport) -> None:
         if report.code == GIVEN_UP:
             raise ReplicaLostError(f"replica {report.buffer} cannot go on")
 
     def _wait(self, missing: Callable[[int], bool]) -> None:
-        """Waits until the own bell has rung.
+        """Waits for a message on the own bell.
 
         Args:
-            missing: Whether a replica has not rung it yet.
+            missing: Whether a report is still missing.
         """
         while True:
             lost = [index for index in self._ended if missing(index)]
             ready = {descriptor for descriptor, _ in self._poll.poll(0 if lost else None)}
             if self._own.bell in ready:
-                return  # first of all: who has rung it may have ended since
+                return  # first of all: its sender may have ended since
             if self._own.interruption in ready:
                 raise InterruptedError
             if lost:
@@ -395,7 +395,7 @@ def _make(nbytes: int) -> tuple[int, mmap.mmap]:
         raise
 
 
-def _map_marked(place: Place) -> mmap.mmap:
+def _map_marked(place: MemoryPlace) -> mmap.mmap:
     memory = _map(place.pid, place.memory, _MEMORY_BYTES)
     if memory[:_MARK_BYTES] != place.mark:
         raise ProcessLookupError(f"process {place.pid} is another one here")
@@ -421,7 +421,7 @@ def _open(pid: int, descriptor: int, flags: int, kind: str) -> int:
 
 
 def _entry(number: int) -> int:
-    """Returns where the table tells of a buffer."""
+    """Returns the offset of a buffer's entry in the table."""
     return (1 + number % _MAX_BUFFERS) * _BUFFER.size
 
 

@@ -1,4 +1,4 @@
-"""The state of a training: what users keep, taken between two steps and put back."""
+"""The state of a training: things that users keep, taken between two steps and put back."""
 
 import operator
 import pickle
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from launchpad_lite.replicas import _nests, _payload
-from launchpad_lite.replicas._course import Course, Place
+from launchpad_lite.replicas._course import Course, LoopPlace
 from launchpad_lite.replicas._kept import taken_from
 from launchpad_lite.replicas._payload import Payload
 from launchpad_lite.replicas.errors import ReplicaError
@@ -26,17 +26,17 @@ class Snapshot(NamedTuple):
 
     Attributes:
         step: How many were made.
-        places: Where its code was.
-        kept: What each kept thing was, by name, packed.
+        places: The place in its code.
+        kept: The value of each kept thing, by name, packed.
     """
 
     step: int
-    places: Sequence[Place]
+    places: Sequence[LoopPlace]
     kept: Mapping[str, Payload]
 
 
 def packed(name: str, thing: Any) -> Payload:
-    """Returns what a kept thing is now, for `_payload.unpack`, in the memory of its arrays and tensors.
+    """Returns the value of a kept thing for `_payload.unpack`; shares its arrays and tensors.
 
     Raises:
         TypeError: It cannot be pickled.
@@ -57,14 +57,14 @@ def _copied(payload: Payload) -> Payload:
 
 
 class Training:
-    """How far a training is, on replica 0 with its newest snapshot. Thread-safe.
+    """The progress of a training, on replica 0 with its newest snapshot. Thread-safe.
 
     Attributes:
         step: How many steps were made.
-        course: Where its code is.
+        course: The place in its code.
         is_saved: Whether there are checkpoints.
-        is_guard: Whether it takes snapshots by itself, since no checkpoints ask for them.
-        kept: What is kept, by name.
+        is_guard: Whether it takes snapshots by itself, because no checkpoints ask for them.
+        kept: The kept things, by name.
     """
 
     def __init__(self, *, is_saved: bool = False, is_guard: bool = False) -> None:
@@ -73,26 +73,26 @@ class Training:
         self.course = Course()
         self.is_saved, self.is_guard = is_saved, is_guard
         self.kept: Mapping[str, Any] = {}
-        #: The newest snapshot in memory; and where it is if that was freed.
+        #: The newest snapshot in memory; and its file if that was freed.
         self._snapshot: Snapshot | None = None
         self._file: IO[bytes] | None = None
         self._wanted = threading.Event()
         self._changed = threading.Condition()
-        #: Held while a snapshot is taken or written: another one would be a second copy.
+        #: Held while a snapshot is taken or written, so that there are not two copies.
         self._writing = threading.Lock()
-        #: Whether code of the user makes steps, so that a new snapshot will come.
+        #: Whether code of the user makes steps, after which a new snapshot comes.
         self._is_running = False
         self._next_guard_at = 0.0
-        #: Arrays of JAX as they were when they were kept, by name, and after how many steps.
+        #: Arrays of JAX when they were kept, by name, and after how many steps.
         self._first_arrays: dict[str, tuple[int, list[weakref.ref[Any]]]] = {}
 
     def begin(self) -> None:
-        """Has the code of the user begin."""
+        """Notes that the code of the user begins."""
         self.step, self.course, self.kept = 0, Course(), {}
         self._first_arrays.clear()
 
-    def go_on_at(self, step: int, places: Sequence[Place]) -> None:
-        """Has the code go on where it was at a snapshot, once it comes there again."""
+    def go_on_at(self, step: int, places: Sequence[LoopPlace]) -> None:
+        """Lets the code go on from a snapshot, once it reaches its place again."""
         self.step, self.course.saved = step, list(places)
 
     def newest(self) -> Snapshot | None:
@@ -104,12 +104,12 @@ class Training:
             return Snapshot(*pickle.load(self._file))
 
     def claimed(self, found: Snapshot, names: Collection[str], *, is_first: bool) -> Any:
-        """Returns what things were at a snapshot, by name, as memory of their own.
+        """Returns copies of the values of things at a snapshot, by name.
 
         Args:
             found: The snapshot.
-            names: Of the things that were not kept before in this generation.
-            is_first: Whether nothing was. Later ones may be kept only since the snapshot.
+            names: Names of things that were not kept before in this generation.
+            is_first: Whether nothing was kept before. Later things may be newer than the snapshot.
 
         Raises:
             ReplicaError: The snapshot has not all of them.
@@ -125,7 +125,7 @@ class Training:
         return {name: own(found.kept[name]) for name in known}
 
     def note_kept(self, name: str, thing: Any) -> None:
-        """Notes what a thing is before steps change it."""
+        """Notes the value of a thing before steps change it."""
         self._first_arrays[name] = self.step, [weakref.ref(each) for each in _arrays_of_jax(thing)]
 
     def begin_steps(self) -> None:
@@ -140,20 +140,20 @@ class Training:
             self._changed.notify_all()
 
     def between_steps(self) -> None:
-        """Takes a snapshot if somebody waits for one, or it is time for another one."""
+        """Takes a snapshot if one is wanted, or it is time for another one."""
         if self._wanted.is_set() or (self.is_guard and time.monotonic() >= self._next_guard_at):
             self.take()
 
     def take_at_end(self) -> None:
-        """Takes a snapshot of what a run or an epoch has left, if it may be needed."""
+        """Takes a snapshot at the end of a run or an epoch, if it may be needed."""
         if self.is_saved or self.is_guard:
             self.take()
 
     def take(self) -> None:
-        """Takes a snapshot, which later changes of what is kept do not change.
+        """Takes a snapshot, which does not share memory with kept things.
 
         Raises:
-            ReplicaError: Something is kept that the steps do not change, but replace.
+            ReplicaError: The steps replace a kept thing, and do not change it.
         """
         begun_at = time.monotonic()
         self._check_changes()
@@ -213,7 +213,7 @@ class Training:
             self.restore(folder)
 
     def restore(self, folder: Path) -> None:
-        """Reads what `save` has written, once it is needed."""
+        """Reads the file of `save` when it is needed."""
         if (folder / _FILE).exists():
-            # Open, because the checkpoint gets its name only later, and is removed at some time.
+            # Kept open, because the checkpoint is renamed later, and removed at some time.
             self._file = (folder / _FILE).open("rb")

@@ -13,10 +13,10 @@ _FIRST_BYTES = 1 << 20  # so that the first mean begins soon
 class Bucket:
     """Gradients of some parameters, next to each other.
 
-    It holds no parameter: who does decides how long there is one.
+    It holds no parameter: the user's code decides how long there is one.
 
     Attributes:
-        gradients: What `grad` of each is, if it has one: a view of the memory of this bucket.
+        gradients: The `grad` of each, if it has one: a view of the memory of this bucket.
         missing: Indices of parameters whose gradient is not in the memory in this pass.
     """
 
@@ -36,7 +36,7 @@ class Bucket:
         self._future: Future[None] | None = None
         first = parameters[0]
         self._count = sum(parameter.numel() for parameter in parameters)
-        # The tail tells who has a gradient at all: its mean is above 0 if any replica has.
+        # The tail marks gradients that exist: its mean is above 0 if any replica has one.
         self._sent, self._array = _sent(collectives, first, self._count + len(parameters))
         if self._sent.dtype == first.dtype and self._sent.device == first.device:
             self._memory = self._sent[: self._count]
@@ -45,7 +45,7 @@ class Bucket:
         self.gradients = _views(self._memory, parameters)
 
     def parameters(self) -> list[Any]:
-        """Returns those whose gradients these are, as far as they are still there."""
+        """Returns the parameters of these gradients that still exist."""
         return [each for parameter in self._parameters if (each := parameter()) is not None]
 
     def begin(self) -> None:
@@ -53,7 +53,7 @@ class Bucket:
         self.missing = set(range(len(self._parameters)))
 
     def take(self, index: int, parameter: Any) -> None:
-        """Has the gradient of a parameter be in the memory; there is one."""
+        """Moves the gradient of a parameter, which has one, into the memory."""
         gradient, mine = parameter.grad, self.gradients[index]
         if gradient is not mine:
             if gradient.is_sparse:
@@ -66,7 +66,7 @@ class Bucket:
         self.missing.discard(index)
 
     def launch(self, label: str) -> None:
-        """Begins to take the mean; takes what is missing."""
+        """Adds missing gradients, and begins to take the mean."""
         for index in list(self.missing):
             parameter = self._parameters[index]()
             if parameter is not None and parameter.grad is not None:
@@ -74,7 +74,7 @@ class Bucket:
             else:
                 self.gradients[index].zero_()
         if self._collectives.rank in self._collectives.idle:
-            self.missing = set(range(len(self.gradients)))  # others decide which there are
+            self.missing = set(range(len(self.gradients)))  # the other replicas decide which exist
         there = self._sent[self._count :]
         there.fill_(1)
         for index in self.missing:
@@ -91,7 +91,7 @@ class Bucket:
             wait([self._future])
 
     def finish(self) -> None:
-        """Waits for the mean, which `grad` of all parameters is then."""
+        """Waits for the mean, which is then the `grad` of all parameters."""
         assert self._future is not None
         self._collectives.finish(self._future)
         if self._memory.data_ptr() != self._sent.data_ptr():
@@ -128,7 +128,7 @@ def make_buckets(
 
 
 def _sent(collectives: "Collectives", like: Any, count: int) -> tuple[Any, Any]:
-    """Returns memory for what is sent, as a tensor, and as what `reduce_later` takes."""
+    """Returns memory to send, as a tensor, and in the form for `reduce_later`."""
     import numpy as np
     import torch
 
@@ -161,7 +161,7 @@ def _is_dense(parameter: Any) -> bool:
 
 
 def _wait_for_gradients(device: Any) -> None:
-    """Has the default stream, which the mean is taken after, wait for the stream of this thread."""
+    """Makes the default stream, on which the mean follows, wait for the stream of this thread."""
     import torch
 
     default, mine = torch.cuda.default_stream(device), torch.cuda.current_stream(device)

@@ -1,7 +1,8 @@
-"""Collectives on nested values through whose tensors of PyTorch gradients flow.
+"""Collectives on nested values with tensors of PyTorch that need gradients.
 
 A sum over replicas counts in the loss of every replica, so its gradient is the sum of their gradients:
-what is trained is the sum of all losses; or their mean, where `wrap_optimizer` averages gradients.
+the training minimises the sum of all losses; or their mean, where `wrap_optimizer` averages
+gradients.
 
 The backward pass makes a collective for each one of the forward pass. So each of them counts in the
 loss of all replicas or of none, and its tensors need a gradient in all replicas or in none.
@@ -61,7 +62,7 @@ def all_gather(collectives: "Collectives", nest: Any, label: str = "") -> list[A
         everyone = collectives.all_gather(detached, label)
         begin = len(_tensors(everyone[: collectives.rank]))
         mine = slice(begin, begin + len(_tensors(nest)))
-        # A copy of what was given: results share no memory with it.
+        # A copy: results share no memory with the argument.
         everyone[collectives.rank] = _nests.rebuilt(
             detached, lambda leaf: leaf.clone() if _is_tensor(leaf) else leaf
         )
@@ -94,7 +95,7 @@ def broadcast(collectives: "Collectives", nest: Any, source: int = 0, label: str
 
 
 def _reduced(collectives: "Collectives", gradients: Sequence[Any], op: Op, label: str) -> list[Any]:
-    """Returns gradients, combined over the replicas; None for what is no floating-point number."""
+    """Returns gradients, combined over the replicas; None for other types than floating-point."""
     real = [each.is_floating_point() or each.is_complex() for each in gradients]
     given = [each for each, is_real in zip(gradients, real, strict=True) if is_real]
     # Through this function again: a gradient may have a gradient.
@@ -109,7 +110,7 @@ def _through(
     forward: Callable[[], Any],
     backward: Callable[[Sequence[Any]], Sequence[Any]],
 ) -> Any:
-    """Returns what `forward` does; gradients of its tensors go to these ones by `backward`."""
+    """Returns the result of `forward`; gradients of its tensors go to these ones by `backward`."""
     kept: list[Any] = []
     outputs = iter(_function().apply(forward, backward, kept, *tensors))
     return _nests.rebuilt(kept[0], lambda leaf: next(outputs) if _is_tensor(leaf) else leaf)

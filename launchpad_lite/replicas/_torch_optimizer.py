@@ -1,7 +1,7 @@
 """Optimizers of PyTorch that take the mean of gradients, or of parameters, over replicas.
 
-The optimizer stays what it is: it gets hooks, and a few methods more. So schedulers, `GradScaler` and
-`state_dict` work as ever.
+The optimizer stays the same object, with hooks and a few more methods. So schedulers, `GradScaler`
+and `state_dict` work as usual.
 """
 
 import contextlib
@@ -33,14 +33,14 @@ def wrap(
     outer: Callable[[list[Any]], Any] | None = None,
     label: str = "",
 ) -> Any:
-    """Has an optimizer make the same steps in all replicas; returns this optimizer.
+    """Makes an optimizer take the same steps in all replicas; returns this optimizer.
 
     Parameters become those of replica 0. From then on, a backward pass leaves means over the replicas
     in `grad`: they are taken while it goes on. A parameter without a gradient in some replicas counts
     as zero there; one that has none in any replica keeps None. A `closure` returns the mean loss.
 
-    A loss that passes through parameters which it does not train, as that of a generator through its
-    discriminator, adds to their gradients, and their mean costs time. What is trained alone is
+    A loss that passes through parameters which it does not train, as that of a generator through
+    its discriminator, adds to their gradients, and their mean costs time. Train only one of them by
     `loss.backward(inputs=list(generator.parameters()))`.
 
     The optimizer has two methods more:
@@ -50,8 +50,8 @@ def wrap(
             are clipped or unscaled (`GradScaler`), where a backward pass has not done it: with
             `overlap=False`, and after `no_sync`.
 
-    With `every`, gradients stay those of the replica. After every so many steps, replicas take the mean
-    of how far they have come (local SGD), and an outer optimizer makes a step with it (DiLoCo, arXiv
+    With `every`, gradients stay those of the replica. After every so many steps, replicas take the
+    mean of their changes (local SGD), and an outer optimizer makes a step with it (DiLoCo, arXiv
     2311.08105), which is `optimizer.outer`. `synchronize()` does it before that.
 
     Args:
@@ -188,7 +188,7 @@ def _copy_first(collectives: "Collectives", tensors: Sequence[Any], label: str) 
 
 
 class _Average:
-    """Takes the means of an optimizer's gradients."""
+    """Averages the gradients of an optimizer."""
 
     def __init__(
         self,
@@ -199,17 +199,17 @@ class _Average:
         label: str,
     ) -> None:
         self._collectives = collectives
-        # It has this one, and is freed when nobody else has it.
+        # It has this one, and is freed when nothing else refers to it.
         self._optimizer = weakref.ref(optimizer)
         self._overlap = overlap
         self._bucket_bytes = bucket_bytes
         self._label = label
         self._buckets: list[Bucket] = []
-        self._launched = 0  # how many buckets, in this pass
+        self._launched = 0  # buckets of this pass
         self._in_pass = False
         self._is_mean = False  # all gradients are, now
         self._paused = 0
-        #: Those in whose buckets some of its parameters are.
+        #: Other averages whose buckets have some of its parameters.
         self._others: list[_Average] = []
         self._add_new()
         self._change(optimizer)
@@ -226,10 +226,10 @@ class _Average:
         optimizer.synchronize = self.synchronize
         optimizer.no_sync = self.no_sync
 
-    # What users call.
+    # Called by users.
 
     def synchronize(self) -> None:
-        """Takes the means, if they are not taken yet."""
+        """Takes the means, unless they are taken."""
         for each in self._together:
             if not each._is_mean:
                 each._finish_pass()
@@ -246,7 +246,7 @@ class _Average:
                 each._paused -= 1
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Clears the gradients; takes what that of the optimizer does."""
+        """Clears the gradients; takes the arguments of the optimizer's method."""
         for each in self._together:
             each._abandon_pass()
             each._is_mean = False
@@ -332,14 +332,14 @@ class _Average:
         self._launched += 1
 
     def _abandon_pass(self) -> None:
-        """Waits for what was launched in a backward pass that has failed."""
+        """Waits for the launched means of a backward pass that has failed."""
         if self._in_pass:
             self._in_pass = False
             for bucket in self._buckets[: self._launched]:
                 bucket.wait()
 
     def _add_new(self) -> None:
-        """Makes buckets for parameters that have none: at the begin, added, or trained only now."""
+        """Makes buckets for parameters that have none: first, added, or newly trained ones."""
         optimizer = self._optimizer()
         if self._collectives.size == 1 or optimizer is None:
             return
@@ -376,7 +376,7 @@ class _Average:
 
         for index, parameter in enumerate(bucket.parameters()):
             parameter.register_post_accumulate_grad_hook(functools.partial(on_gradient, index))
-        # This lives as long as one of the parameters has the hook, whoever drops the optimizer.
+        # This lives as long as one of the parameters has the hook, also without the optimizer.
         self._collectives.averages[on_gradient] = self
 
 
@@ -466,7 +466,7 @@ class _Outer:
 
 
 def _exact_copy(parameter: Any) -> Any:
-    """Returns a copy in which small differences are not lost: in at least 32 bits."""
+    """Returns a copy in at least 32 bits, so that small differences are not lost."""
     import torch
 
     low = parameter.dtype in (torch.float16, torch.bfloat16)

@@ -19,11 +19,11 @@ import launchpad_lite as lp
 from launchpad_lite import engines
 from launchpad_lite.engines.barriers import check_barrier
 from launchpad_lite.replicas import _inputs, _payload
-from launchpad_lite.replicas._carrier import AloneCarrier
+from launchpad_lite.replicas._carrier import Carrier
 from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._kept import check_can_be_kept, put_into
 from launchpad_lite.replicas._node import LOST, ReplicaNode
-from launchpad_lite.replicas._progress import Progress, Share
+from launchpad_lite.replicas._progress import Share, TrainingProgress
 from launchpad_lite.replicas._remote_optimizers import FunctionalRemote, RemoteOptimizer, remote
 from launchpad_lite.replicas._state import packed
 from launchpad_lite.replicas.errors import (
@@ -32,20 +32,20 @@ from launchpad_lite.replicas.errors import (
     ReplicaLostError,
     UnsupportedCollectiveError,
 )
-from launchpad_lite.replicas.replicators import Here, InputReplication, Replicator
+from launchpad_lite.replicas.replicators import Here, Replicator
 
 T = TypeVar("T")
 
-#: The key of what replicas have done. Whole numbers are keys of parameters.
+#: The key of the work of replicas. Whole numbers are keys of parameters.
 _DONE = "done"
-#: Seconds until a replica looks again for what another one is to set.
+#: Seconds until a replica asks again for a value that another one is to set.
 _POLL_S = 0.05
 #: Seconds until a replica that waits for the result of another one shows that it is not hung.
 _LOOK_S = 1.0
 
 
 class _Done(NamedTuple):
-    """What one replica has done, those of its lives before included."""
+    """The work of one replica, in all its lives."""
 
     steps: int
     examples: int
@@ -54,12 +54,12 @@ class _Done(NamedTuple):
 
 
 _NOTHING = _Done(0, 0, 0.0)
-#: Which run, and the replica.
+#: The run and the replica.
 _Key = tuple[str, int]
 
 
 class _Servers(engines.ParameterServer):
-    """What the servers do."""
+    """The code of the servers."""
 
     def __init__(self, barrier: engines.Barrier) -> None:
         self.barrier = barrier
@@ -86,7 +86,7 @@ class _Servers(engines.ParameterServer):
 
 
 class _Pushing(engines.ParameterServer):
-    """What a replica does as a worker."""
+    """The code of a replica as a worker."""
 
     def __init__(self, push: Callable[[Mapping[Any, Any]], Mapping[Any, Any]]) -> None:
         self._push = push
@@ -96,13 +96,13 @@ class _Pushing(engines.ParameterServer):
 
 
 @dataclass(kw_only=True)
-class _Here(Here):
-    """What the replicator is in a replica that runs.
+class _AsynchronousHere(Here):
+    """The state of the replicator in a running replica.
 
     Attributes:
         ps: The servers.
         optimizers: In the order in which they were wrapped.
-        done: What each replica has done in each run, as far as was read.
+        done: The work of each replica in each run, as last read.
     """
 
     ps: engines.ParameterServerClient
@@ -118,16 +118,16 @@ class _Here(Here):
         )
 
     def share_of(self, rank: int) -> Share:
-        """Returns what a replica has done, for the progress."""
+        """Returns the work of a replica, for the progress."""
         mine = [done for (_, its_rank), done in self.done.items() if its_rank == rank]
         return Share(*(sum(getattr(done, name) for done in mine) for name in Share._fields))
 
     def keys(self) -> list[Any]:
-        """Returns what a step needs of the servers."""
+        """Returns the keys that a step reads."""
         return [_DONE, *(key for optimizer in self.optimizers for key in optimizer.keys)]
 
     def take_over(self, values: Mapping[Any, Any]) -> None:
-        """Takes over what the servers have."""
+        """Takes over values of the servers."""
         self.done = values[_DONE]
         self.training.step = self.made(rank=self.rank)
         for optimizer in self.optimizers:
@@ -147,36 +147,15 @@ class _Here(Here):
 class _AsyncReplicaNode(ReplicaNode):
     """A replica as a node, which meets no others."""
 
-    def __init__(
-        self,
-        replicator: "MultiWorkerAsyncReplicator",
-        rank: int,
-        replicas: Sequence[Any],
-        body: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        stays: bool,
-        ps: engines.ParameterServerClient,
-    ) -> None:
-        """Makes it; as `ReplicaNode`.
-
-        Args:
-            replicator: As there.
-            rank: As there.
-            replicas: As there.
-            body: As there.
-            args: As there.
-            kwargs: As there.
-            stays: As there.
-            ps: The servers.
-        """
-        super().__init__(replicator, rank, replicas, body, args, kwargs, stays)
-        self._ps = ps
+    def __init__(self, *arguments: Any) -> None:
+        """Makes it; the arguments are those of `ReplicaNode`, and a client of the servers."""
+        *others, self._ps = arguments
+        super().__init__(*others)
 
     def _live(self) -> None:
-        here = _Here(
+        here = _AsynchronousHere(
             rank=self._rank,
-            collectives=Collectives(AloneCarrier()),
+            collectives=Collectives(Carrier()),
             training=self._training,
             label=self._group,
             ps=self._ps,
@@ -191,7 +170,7 @@ class _AsyncReplicaNode(ReplicaNode):
 
 
 def _result_of(replica: Any) -> Any:
-    """Returns what another replica has returned or will return.
+    """Returns the result of another replica, once there is one.
 
     Raises:
         ReplicaLostError: The program stops.
@@ -199,7 +178,7 @@ def _result_of(replica: Any) -> Any:
     # Not from the servers: their checkpoints may have results of an earlier program.
     patient = courier.with_timeout(replica, _LOOK_S)
     while not lp.stop_event().is_set():
-        lp.heartbeat()  # who waits for others is not hung
+        lp.heartbeat()  # waiting is no hang
         with contextlib.suppress(*LOST, ReplicaError):  # that it stops
             return patient.replica_results()
         lp.wait_for_stop(_POLL_S)
@@ -207,7 +186,7 @@ def _result_of(replica: Any) -> Any:
 
 
 def _awaited(ps: engines.ParameterServerClient, key: Any) -> Any:
-    """Returns the value of a key that a replica has set or will set.
+    """Returns the value of a key, once a replica has set it.
 
     Raises:
         ReplicaLostError: The program stops.
@@ -216,27 +195,39 @@ def _awaited(ps: engines.ParameterServerClient, key: Any) -> Any:
         try:
             return ps.get(key).value
         except engines.UnknownKeyError:
-            lp.heartbeat()  # who waits for others is not hung
+            lp.heartbeat()  # waiting is no hang
             if lp.wait_for_stop(_POLL_S):
                 raise ReplicaLostError("the program stops") from None
 
 
+def _refused(name: str) -> Callable[..., NoReturn]:
+    """Returns a method that raises, in place of a collective that asynchronous replicas lack."""
+
+    def refuse(self: "MultiWorkerAsyncReplicator", *_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedCollectiveError(
+            f"replica {self._me.rank}: {type(self).__name__} has no {name}, because its replicas do "
+            "not wait for each other; MultiWorkerReplicator has it"
+        )
+
+    refuse.__doc__ = "Raises UnsupportedCollectiveError."
+    return refuse
+
+
 class MultiWorkerAsyncReplicator(Replicator):
-    """Many workers, asynchronous: parameters are on servers, and nobody waits for others.
+    """Many workers, asynchronous: parameters are on servers, and no replica waits for others.
 
     Each step begins with the newest parameters of the servers. `step` of an optimizer keeps the
     gradients; once `step_fn` has returned, they go to the servers, which apply them with the
-    optimizer itself. So its state, momentum for instance, is there, and what `state_dict()` of an
-    optimizer has here is without it. Settings of parameter groups, as the learning rate, go with the
+    optimizer itself. So its state, momentum for instance, is there, and missing in `state_dict()`
+    of the optimizer here. Settings of parameter groups, as the learning rate, go with the
     gradients. Gradients may be computed from parameters that others have changed meanwhile;
     `staleness` says how often.
 
     The servers are the group `<label>_server` of the program. `checkpoints={"<label>_server":
     lp.Checkpoints(folder, period_s=60)}` keeps the parameters, the state of the optimizers, and how
-    many steps were made. A replica that is lost holds nobody up. With
-    `restart={"<label>": "on_failure"}` it comes back, and goes on with the newest parameters. What else
-    it has, as its averages for batch normalisation, is its own: `checkpoints={"<label>": ...}`
-    keeps what `keep` names.
+    many steps were made. The others go on without a replica that is lost. With `restart={"<label>":
+    "on_failure"}` it comes back, and goes on with the newest parameters. All else, as averages for
+    batch normalisation, is its own: `checkpoints={"<label>": ...}` keeps the things of `keep`.
 
     It has no collectives: they would wait for others.
 
@@ -260,7 +251,7 @@ class MultiWorkerAsyncReplicator(Replicator):
             num_workers: How many workers. Each is one replica, with one device and its own input.
             barrier: When a replica may begin its next step, as `engines.BSP()`, `engines.SSP(4)` or
                 `engines.PSP(2)`; by default `engines.ASP()`: at once.
-            servers: Among how many the parameters are divided: those of an optimizer of PyTorch
+            servers: How many servers divide the parameters: those of an optimizer of PyTorch
                 evenly, those of other optimizers as a whole. With more than one, an optimizer that
                 looks at all parameters at the same time sees only those of its server.
 
@@ -268,7 +259,7 @@ class MultiWorkerAsyncReplicator(Replicator):
             ValueError: A number is too small.
             TypeError: The barrier is none.
         """
-        super().__init__(num_workers, 1, 1, InputReplication.PER_REPLICA, _inputs.split_leading)
+        super().__init__(num_workers)
         if servers < 1:
             raise ValueError(f"{type(self).__name__}: at least 1 of servers, not {servers}")
         self.barrier = engines.ASP() if barrier is None else barrier
@@ -276,9 +267,9 @@ class MultiWorkerAsyncReplicator(Replicator):
         self.servers = servers
 
     @property
-    def _me(self) -> _Here:
+    def _me(self) -> _AsynchronousHere:
         here = super()._me
-        assert isinstance(here, _Here)
+        assert isinstance(here, _AsynchronousHere)
         return here
 
     @property
@@ -289,15 +280,15 @@ class MultiWorkerAsyncReplicator(Replicator):
     def staleness(self) -> "collections.Counter[int]":
         """Returns how stale the updates were that the servers have applied, as this replica has read.
 
-        How many updates of the same parameters came between reading these and updating them: how
-        often that was so. Each optimizer counts, on each server. All replicas are in it.
+        Counts, for each number of updates that came between reading parameters and updating them,
+        how often that happened: of all replicas, optimizers and servers.
 
         Example:
             repl.staleness()  # Counter({3: 812, 2: 95, 4: 90, 31: 3})
         """
         return self._me.staleness()
 
-    # What users set up.
+    # Called by users before the training.
 
     def wrap_optimizer(self, optimizer: Any, parameters: Any = None, **options: Any) -> Any:
         """Returns an optimizer whose `step` has the servers update the parameters.
@@ -311,8 +302,8 @@ class MultiWorkerAsyncReplicator(Replicator):
                 gradients, and returns zeros.
             parameters: For optimizers that are not of PyTorch: a dict or list of arrays, nested
                 perhaps. Before each step, the newest values are put into it.
-            **options: As for other replicators, without `every` and `outer`. They say how gradients
-                are averaged, which they are not here.
+            **options: As for other replicators, without `every` and `outer`. They have no effect,
+            because gradients are not averaged here.
 
         Raises:
             TypeError: It is no optimizer, the parameters are missing, or the options are other ones.
@@ -331,10 +322,10 @@ class MultiWorkerAsyncReplicator(Replicator):
         return wrapped if isinstance(wrapped, FunctionalRemote) else optimizer
 
     def keep(self, **things: Any) -> None:
-        """Says what the state of this replica is; it begins with that of replica 0.
+        """Names the state of this replica, which begins with that of replica 0.
 
-        After a restart, it becomes what it was at the newest checkpoint of this replica, if there are
-        any. The parameters of wrapped optimizers are those of the servers, whatever is kept here.
+        After a restart, it goes back to the newest checkpoint of this replica, if there is one. The
+        parameters of wrapped optimizers are always those of the servers.
 
         Args:
             **things: As for all replicators.
@@ -379,7 +370,7 @@ class MultiWorkerAsyncReplicator(Replicator):
         counts: bool = True,
         uneven: str = "end",  # noqa: ARG002 - each replica ends by itself
     ) -> Iterator[list[T]]:
-        """Makes steps; yields after each of them a list with what this replica has returned.
+        """Makes steps; yields after each of them a list with the result of this replica.
 
         The list has one item, because nothing is gathered. Ends when all replicas together have made
         the steps, when the input of this replica ends, or when the program stops. Between two steps
@@ -391,7 +382,7 @@ class MultiWorkerAsyncReplicator(Replicator):
             input_fn: Takes the index of the replica; else as for all replicators. The `step` that it
                 may take is how many this replica has made in this run.
             steps: How many steps there will be of each replica on average, those before a restart
-                included; None: until the input ends. Who is fast makes more of them. Steps in
+                included; None: until the input ends. Fast replicas make more of them. Steps in
                 flight at the end are made, too: less than one of each replica.
             progress_s: Seconds between two lines of progress, of replica 0.
             tensorboard: A folder for TensorBoard, for replica 0: numbers in what `step_fn` returns
@@ -426,7 +417,9 @@ class MultiWorkerAsyncReplicator(Replicator):
         total = (
             None if steps is None else (here.made() - here.made(run)) // self.num_replicas + steps
         )
-        progress = Progress(here.label, total, progress_s, tensorboard) if here.rank == 0 else None
+        progress = (
+            TrainingProgress(here.label, total, progress_s, tensorboard) if here.rank == 0 else None
+        )
         try:
             for result in stepping.steps():
                 if progress is not None:
@@ -450,37 +443,14 @@ class MultiWorkerAsyncReplicator(Replicator):
         if here.has_stopped and lp.current_node().is_interrupted:
             raise InterruptedTraining(f"{here.label}: interrupted between two steps")
 
-    # What it does not have.
+    # Collectives, which it lacks.
 
-    def all_reduce(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises UnsupportedCollectiveError."""
-        self._refuse("all_reduce")
-
-    def all_sum(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises UnsupportedCollectiveError."""
-        self._refuse("all_sum")
-
-    def all_gather(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises UnsupportedCollectiveError."""
-        self._refuse("all_gather")
-
-    def broadcast(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises UnsupportedCollectiveError."""
-        self._refuse("broadcast")
-
-    def map_reduce(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises UnsupportedCollectiveError."""
-        self._refuse("map_reduce")
-
-    def map_gather(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises UnsupportedCollectiveError."""
-        self._refuse("map_gather")
-
-    def _refuse(self, name: str) -> NoReturn:
-        raise UnsupportedCollectiveError(
-            f"replica {self._me.rank}: {type(self).__name__} has no {name}, because its replicas do "
-            "not wait for each other; MultiWorkerReplicator has it"
-        )
+    all_reduce = _refused("all_reduce")
+    all_sum = _refused("all_sum")
+    all_gather = _refused("all_gather")
+    broadcast = _refused("broadcast")
+    map_reduce = _refused("map_reduce")
+    map_gather = _refused("map_gather")
 
     # Starting.
 
@@ -496,7 +466,7 @@ class _Stepping:
 
     def __init__(
         self,
-        here: _Here,
+        here: _AsynchronousHere,
         step_fn: Callable[..., Any],
         inputs: "_inputs.Inputs | None",
         limit: "int | None",
@@ -511,13 +481,13 @@ class _Stepping:
         self._has_ended = False
         self._has_result = False
         self._result: Any = None
-        #: Seconds for the servers, as far as they do not know; for input, as far as they know.
+        #: Seconds spent on the servers, not reported yet; and on input, as reported.
         self._waited_s = 0.0
         self._input_s = here.report.input_s
         self._waits_since = 0.0
 
     def steps(self) -> Iterator[Any]:
-        """Makes them; yields what the function returns."""
+        """Makes them; yields the results of the function."""
         report, began_at = self._here.report, time.monotonic() - self._here.report.seconds
         if not self._goes_on():
             return
@@ -547,13 +517,13 @@ class _Stepping:
     def _push(self, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
         here = self._here
         self._has_result = values.keys() >= set(here.keys())
-        if not self._has_result:  # replica 0 sets them, and their names become known last
+        if not self._has_result:  # replica 0 sets them, and their names last
             lp.wait_for_stop(_POLL_S)
             return {}
         here.take_over(values)
         self._note_wait()
         is_enough = self._limit is not None and here.made(self._run) >= self._limit
-        # Asked again: a step is repeated, with the next batch, when a server was lost in it.
+        # Asked again: a step whose server was lost is repeated, with the next batch.
         if is_enough or not self._goes_on():
             self._has_ended = True
             return {}

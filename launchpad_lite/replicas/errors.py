@@ -1,4 +1,4 @@
-"""What can go wrong with replicas."""
+"""The errors of replicas."""
 
 from launchpad_lite.errors import LaunchpadError
 
@@ -15,7 +15,7 @@ class CollectiveMismatchError(ReplicaError):
 
 
 class ReplicaLostError(ReplicaError):
-    """A replica has ended or cannot be reached, so what it takes part in cannot go on."""
+    """A replica has ended or cannot be reached, so its calls cannot go on."""
 
 
 class InterruptedTraining(KeyboardInterrupt):

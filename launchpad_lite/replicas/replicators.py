@@ -1,4 +1,4 @@
-"""Replicators: how many replicas there are, where, and how they work together.
+"""Replicators: the number, places and cooperation of replicas.
 
 After Table 1 of Buchlovsky et al., "TF-Replicator: Distributed Machine Learning for Researchers"
 (arXiv 1902.00465).
@@ -16,16 +16,16 @@ from typing import Any, TypeVar
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.launching import loaded_module
+from launchpad_lite.launching import Launcher, loaded_module
 from launchpad_lite.replicas import _devices, _inputs, _payload, _torch_functions
-from launchpad_lite.replicas._carrier import AloneCarrier, Op
+from launchpad_lite.replicas._carrier import Carrier, Op
 from launchpad_lite.replicas._collectives import Collectives, split
-from launchpad_lite.replicas._course import Place
+from launchpad_lite.replicas._course import LoopPlace
 from launchpad_lite.replicas._kept import State, check_can_be_kept, put_into
 from launchpad_lite.replicas._mesh_node import MeshNode
 from launchpad_lite.replicas._node import ReplicaNode, served_methods
 from launchpad_lite.replicas._optimizers import averaging
-from launchpad_lite.replicas._progress import Progress, Report, Share
+from launchpad_lite.replicas._progress import Report, Share, TrainingProgress
 from launchpad_lite.replicas._state import Training, packed
 from launchpad_lite.replicas.errors import InterruptedTraining, ReplicaError
 
@@ -46,7 +46,7 @@ class InputReplication(enum.Enum):
 
 
 class Then(enum.IntEnum):
-    """What follows a step; what most replicas do not know yet, but one does, comes last."""
+    """What follows a step. The largest of all replicas counts, because most may not know it yet."""
 
     STEP = 0
     #: The input has ended.
@@ -55,27 +55,27 @@ class Then(enum.IntEnum):
     END = 2
     #: The program stops.
     STOP = 3
-    #: It stops although its work is not done.
+    #: The program stops before its work is done.
     INTERRUPT = 4
 
 
 @dataclass
 class Here:
-    """What a replicator is in a replica that runs.
+    """The state of a replicator in a running replica.
 
     Attributes:
-        rank: Which replica it is.
-        collectives: What it calls together with the others.
-        training: How far it is.
+        rank: The number of the replica.
+        collectives: Its calls together with the others.
+        training: Its progress.
         label: The group of the replicas.
-        generation: Which one.
+        generation: Its number.
         replicas: Clients of all replicas' nodes.
         share: Serves a pipeline to the other replicas of the worker.
         pipelines: How many were opened in this generation.
-        kept: What the user keeps, by name.
-        report: What the steps have cost.
+        kept: The user's kept things, by name.
+        report: The cost of the steps.
         size: How many replicas work together; None: as many as were planned.
-        depth: How many runs are open: the code is in the loop of the last one.
+        depth: How many runs are open: the last one is the innermost.
         has_stopped: Whether a run has ended because the program stops.
     """
 
@@ -94,7 +94,7 @@ class Here:
     has_stopped: bool = False
 
     def has_next(self, inputs: _inputs.Inputs | None) -> bool:
-        """Returns whether an input, if there is one, goes on; notes how long that took."""
+        """Returns whether the input, if there is one, goes on; adds the time to the report."""
         begun_at = time.monotonic()
         has_next = inputs is None or inputs.has_next()
         self.report.input_s += time.monotonic() - begun_at
@@ -104,7 +104,7 @@ class Here:
 class Replicator:
     """Runs replicas. Choose one of its subclasses; all else stays the same.
 
-    In the function that is replicated, it stands for this replica. Not thread-safe there.
+    In the replicated function, it represents this replica. Not thread-safe there.
 
     Attributes:
         num_workers: How many groups of replicas that may share an input pipeline.
@@ -133,26 +133,29 @@ class Replicator:
         replicas.MultiWorkerReplicator(num_workers=4).launch(train)
     """
 
-    #: How many replicas go on after a loss (None: all), when they have waited so long for the rest.
+    #: How many replicas go on after a loss (None: all), and the seconds that they wait for the
+    #: rest.
     min_replicas: int | None = None
     patience_s: float = 0.0
-    #: What runs replicas, and how many each.
+    #: The nodes that run replicas, and how many each.
     _node_type: type[ReplicaNode] = ReplicaNode
     _replicas_per_node = 1
 
     def __init__(
         self,
         num_workers: int,
-        replicas_per_worker: int,
-        devices_per_replica: int,
-        input_replication: InputReplication,
-        input_split_fn: Callable[[Any, int], Sequence[Any]],
+        devices_per_worker: int = 1,
+        devices_per_replica: int = 1,
+        input_replication: InputReplication = InputReplication.PER_REPLICA,
+        input_split_fn: Callable[[Any, int], Sequence[Any]] = _inputs.split_leading,
     ) -> None:
-        for name, number in (
-            ("workers", num_workers),
-            ("replicas", replicas_per_worker),
-            ("devices per replica", devices_per_replica),
-        ):
+        if devices_per_replica < 1 or devices_per_worker % devices_per_replica:
+            raise ValueError(
+                f"{type(self).__name__}: {devices_per_worker} devices cannot be divided into replicas "
+                f"of {devices_per_replica}"
+            )
+        replicas_per_worker = devices_per_worker // devices_per_replica
+        for name, number in (("workers", num_workers), ("replicas", replicas_per_worker)):
             if number < 1:
                 raise ValueError(f"{type(self).__name__}: at least 1 of {name}, not {number}")
         self.num_workers = num_workers
@@ -166,12 +169,12 @@ class Replicator:
         return f"{type(self).__name__}({self.num_replicas} replicas)"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_here": None}  # which replica it is does not travel
+        return {**self.__dict__, "_here": None}  # the state of a replica is not pickled
 
     def __deepcopy__(self, memo: Any) -> "Replicator":
         return self  # models that call it may be copied
 
-    # Which replica this is.
+    # The identity of this replica.
 
     @property
     def num_replicas(self) -> int:
@@ -187,12 +190,12 @@ class Replicator:
 
     @property
     def replica_id(self) -> int:
-        """Which replica this is, from 0."""
+        """The number of this replica, from 0."""
         return self._me.rank
 
     @property
     def worker_id(self) -> int:
-        """Which worker this replica belongs to, from 0."""
+        """The worker of this replica, from 0."""
         return self._me.rank // self.replicas_per_worker
 
     @property
@@ -202,7 +205,7 @@ class Replicator:
 
     @property
     def report(self) -> Report:
-        """What the steps have cost so far."""
+        """The cost of the steps so far."""
         return self._me.report
 
     @property
@@ -216,7 +219,7 @@ class Replicator:
 
     @contextlib.contextmanager
     def being(self, here: Here) -> Iterator[None]:
-        """Has it stand for one replica in a block. For the node."""
+        """Makes it represent one replica in a block. For the node."""
         self._here = here
         try:
             yield
@@ -253,7 +256,7 @@ class Replicator:
         """Returns a block on a device of this worker."""
         return _devices.on_device(index)
 
-    # What replicas call together.
+    # Calls of all replicas together.
 
     def all_reduce(self, values: Any, op: Op = "sum", label: str = "") -> Any:
         """Returns nested values, each leaf combined over the replicas.
@@ -303,7 +306,7 @@ class Replicator:
     def map_reduce(
         self, function: Callable[[T], Any], items: Sequence[T], op: Op = "sum", label: str = ""
     ) -> Any:
-        """Returns the combined results of a function for all items, which the replicas share.
+        """Returns the combined results of a function for all items; the replicas divide the items.
 
         Args:
             function: Returns nested values of the same structure for each item.
@@ -324,7 +327,7 @@ class Replicator:
     def map_gather(
         self, function: Callable[[T], Any], items: Sequence[T], label: str = ""
     ) -> list[Any]:
-        """Returns the results of a function for all items, in order; the replicas share the items.
+        """Returns the results of a function for all items, in order; the replicas divide the items.
 
         Args:
             function: Called for each item in one of the replicas.
@@ -342,10 +345,10 @@ class Replicator:
 
         Args:
             optimizer: Of PyTorch; or something with `update(gradients, ...)`, as in optax, or
-                `apply_gradients(gradients, ...)`; or a function of gradients. What is not of PyTorch
-                is called outside of `jax.jit`.
-            parameters: What `MultiWorkerAsyncReplicator` needs for what is not of PyTorch; others need
-                it not.
+                `apply_gradients(gradients, ...)`; or a function of gradients. Call the last two
+                outside of `jax.jit`.
+            parameters: Only for `MultiWorkerAsyncReplicator`, with optimizers that are not of
+                PyTorch.
             **options: Of optimizers of PyTorch: `model`, `buffers`, `every` and `outer` are in
                 docs/replicas.md. `overlap=False` takes means in `step()`, not in the backward pass;
                 `bucket_bytes` is how much is averaged at a time; `label` names it in errors.
@@ -363,21 +366,21 @@ class Replicator:
         return averaging(optimizer, lambda nest: self.all_reduce(nest, "mean", "gradients"))
 
     def keep(self, **things: Any) -> None:
-        """Says what the state of the training is, and makes it the same in all replicas.
+        """Names the state of the training, and makes it the same in all replicas.
 
-        After a restart, it becomes what it was at the newest checkpoint; else all get that of
-        replica 0. Checkpoints are kept by `checkpoints={"<label>": lp.Checkpoints(folder, period_s=60)}`
-        at the launch. Without them, a replica that is lost gets the state from another one.
-        What is kept by the same name again does not go back.
+        After a restart, it goes back to the newest checkpoint; else all get that of replica 0.
+        Checkpoints are kept by `checkpoints={"<label>": lp.Checkpoints(folder, period_s=60)}` at
+        the launch. Without them, a replica that was lost gets the state from another one. A thing
+        that is kept again by the same name does not go back.
 
         Args:
-            **things: What has `state_dict()` and `load_state_dict()`, as models and optimizers of
-                PyTorch have; tensors, arrays of numpy; dicts and lists of these and of values. All are
-                changed in place. `state` is for what can only be replaced.
+            **things: Objects with `state_dict()` and `load_state_dict()`, as models and optimizers
+            of PyTorch; tensors, arrays of numpy; dicts and lists of these and of values. All are
+            changed in place. Use `state` for values that can only be replaced.
 
         Raises:
             TypeError: A thing cannot be kept.
-            ReplicaError: The checkpoint has not all of them, or they are of other types or shapes there.
+            ReplicaError: The checkpoint has not all of them, or with other types or shapes.
         """
         here, training = self._me, self._me.training
         if loaded_module("torch") is not None and here.collectives.size > 1:
@@ -432,7 +435,7 @@ class Replicator:
         """Returns an object with values as attributes, and keeps it by the name `state`.
 
         It is for values that the code replaces, as numbers and arrays of JAX. Use them as its
-        attributes: after a restart, these are what they were.
+        attributes: these are restored after a restart.
 
         Raises:
             TypeError: A value cannot be pickled.
@@ -449,10 +452,10 @@ class Replicator:
         return state
 
     def epochs(self, number: int) -> Iterator[int]:
-        """Yields numbers of epochs, from 0; after a restart, from the epoch on that was interrupted.
+        """Yields numbers of epochs, from 0; after a restart, from the interrupted epoch on.
 
-        In that epoch, runs that were over make no steps, and the one that was interrupted goes on. When
-        the program stops, there is no further epoch.
+        In that epoch, runs that were over make no steps, and the interrupted one goes on. When the
+        program stops, there is no further epoch.
 
         Args:
             number: How many epochs there are, those before a restart included.
@@ -494,12 +497,12 @@ class Replicator:
         counts: bool = True,
         uneven: str = "end",
     ) -> Iterator[list[T]]:
-        """Makes steps; yields after each of them what every replica has returned, by replica.
+        """Makes steps; yields after each of them the results of all replicas, by replica.
 
         Ends after `steps`, when an input ends, or when a node or the launching script stops the program:
         in all replicas after the same step. Calls are numbered in their order. After a restart, the
-        one that was interrupted goes on where it was, those before it make no steps, and those after
-        it begin from their start.
+        interrupted one goes on, those before it make no steps, and those after it begin from their
+        start.
 
         Args:
             step_fn: One step of this replica: takes a batch, returns any value that can be pickled.
@@ -518,8 +521,8 @@ class Replicator:
                 False for an evaluation, which begins from its start then. A run in the loop of another
                 one never counts.
             uneven: What happens when some inputs have ended: all replicas `end`; or those without input
-                `join` the steps of the others with the last batch again. In these steps they are left
-                out of sums, means and what is yielded; means are over the others.
+                `join` the steps of the others with the last batch again. Sums, means and yielded
+                results of these steps are over the others.
 
         Raises:
             ValueError: `uneven` is something else.
@@ -533,7 +536,9 @@ class Replicator:
         here, training = self._me, self._me.training
         counts = counts and not here.depth
         begun_at = time.monotonic() - here.report.seconds
-        place = training.course.enter("run") if counts and not here.has_stopped else Place("run", 0)
+        place = (
+            training.course.enter("run") if counts and not here.has_stopped else LoopPlace("run", 0)
+        )
         first, then, inputs = place.made, Then.STOP if here.has_stopped else Then.END, None
         idle: list[int] = []
         if not here.has_stopped and not place.is_over:
@@ -541,7 +546,7 @@ class Replicator:
             mine = self._then(inputs, place, 0, steps)
             answers = here.collectives.all_gather(mine, f"run({steps=}, {counts=}, {uneven=})")
             then, idle = self._agreed(answers, uneven, place)
-            if idle and inputs is not None:  # those who have never had a batch get one
+            if idle and inputs is not None:  # replicas that never had a batch get one
                 source = answers.index(Then.STEP)
                 batch = inputs.last if here.rank == source else None
                 batches = here.collectives.all_gather(batch, "a batch to stand in")
@@ -549,7 +554,9 @@ class Replicator:
                     inputs.last = batches[source]
         before = training.step - first if counts else 0
         total = None if steps is None else before + steps
-        progress = Progress(here.label, total, progress_s, tensorboard) if here.rank == 0 else None
+        progress = (
+            TrainingProgress(here.label, total, progress_s, tensorboard) if here.rank == 0 else None
+        )
         here.depth += 1
         if counts:
             training.begin_steps()
@@ -570,7 +577,7 @@ class Replicator:
             if counts and place.made > first:
                 training.take_at_end()
         except GeneratorExit:
-            place.is_over = True  # or an error has left the loop, and nothing is saved any more
+            place.is_over = True  # or an error has left the loop; then nothing is saved any more
             raise
         finally:
             here.depth -= 1
@@ -594,10 +601,10 @@ class Replicator:
         self,
         step_fn: Callable[..., T],
         inputs: "_inputs.Inputs | None",
-        place: Place,
+        place: LoopPlace,
         steps: int | None,
     ) -> tuple[list[T], list[Share], list[Then]]:
-        """Makes a step; returns what all have returned, done so far, and say of what follows."""
+        """Makes a step; returns the results, work so far, and next `Then` of all."""
         here = self._me
         if inputs is None:
             result = step_fn()
@@ -616,8 +623,10 @@ class Replicator:
         results, shares, answers = zip(*every, strict=True)
         return list(results), list(shares), list(answers)
 
-    def _agreed(self, answers: Sequence[Then], uneven: str, place: Place) -> tuple[Then, list[int]]:
-        """Returns what follows, for `_then` of all, and who has no input for it."""
+    def _agreed(
+        self, answers: Sequence[Then], uneven: str, place: LoopPlace
+    ) -> tuple[Then, list[int]]:
+        """Returns what follows, from the `_then` of all, and the replicas without input for it."""
         then = max(answers)
         ended = [rank for rank, answer in enumerate(answers) if answer is Then.EMPTY]
         if then is not Then.EMPTY:
@@ -637,11 +646,11 @@ class Replicator:
         return Then.END, []
 
     def _then(
-        self, inputs: "_inputs.Inputs | None", place: Place, more: int, steps: int | None
+        self, inputs: "_inputs.Inputs | None", place: LoopPlace, more: int, steps: int | None
     ) -> Then:
-        """Returns what follows for this replica after so many steps more; fetches its next batch."""
+        """Returns what follows for this replica after so many more steps; fetches a batch."""
         if steps is not None and place.made + more >= steps:
-            return Then.END  # an input may wait for ever for a batch that nobody needs
+            return Then.END  # an input may wait for ever for a batch that is not needed
         with contextlib.suppress(lp.NoProgramError):
             if lp.stop_event().is_set():
                 return Then.INTERRUPT if lp.current_node().is_interrupted else Then.STOP
@@ -669,7 +678,7 @@ class Replicator:
         def take() -> _inputs.Batch:
             call = node.futures.replica_input(key, next(positions), here.rank - lead)
             found: _inputs.Batch = here.collectives.result_of(call)
-            return found.unpacked()
+            return found
 
         return _inputs.Inputs(take)
 
@@ -734,12 +743,12 @@ class Replicator:
         self,
         body: Callable[..., Any],
         *args: Any,
-        launcher: str = "local_mp",
+        launcher: str | Launcher = "local_mp",
         label: str = "replica",
         launch_options: "dict[str, Any] | None" = None,
         **kwargs: Any,
     ) -> list[Any]:
-        """Runs the replicas as a program of their own; returns what each of them has returned.
+        """Runs the replicas as a program of their own; returns the result of each of them.
 
         Args:
             body: As for `add_to`.
@@ -767,8 +776,7 @@ class Replicator:
 def _results(running: lp.RunningProgram, node: Any) -> list[Any]:
     while not running.join(0.0):
         with contextlib.suppress(
-            courier.ServerLostError,
-            courier.ServerUnreachableError,
+            courier.ServerGoneError,
             courier.CallTimeoutError,
             courier.CallCancelledError,
             ReplicaError,  # it stops
@@ -788,17 +796,17 @@ class NonReplicator(Replicator):
     """
 
     def __init__(self) -> None:
-        super().__init__(1, 1, 1, InputReplication.PER_REPLICA, _inputs.split_leading)
+        super().__init__(1)
 
     @property
     def _me(self) -> Here:
         if self._here is None:
-            self._here = Here(0, Collectives(AloneCarrier()), Training())
+            self._here = Here(0, Collectives(Carrier()), Training())
         return self._here
 
 
 class MultiGpuReplicator(Replicator):
-    """All devices of one worker: a replica for each of them, or for each few of them.
+    """All devices of one worker: a replica for each of them, or for several.
 
     Example:
         repl = replicas.MultiGpuReplicator(num_gpus=8, num_gpus_per_replica=2)
@@ -826,18 +834,7 @@ class MultiGpuReplicator(Replicator):
             ValueError: The devices cannot be divided evenly.
         """
         devices = _devices.count() if num_gpus is None else num_gpus
-        if num_gpus_per_replica < 1 or devices % num_gpus_per_replica:
-            raise ValueError(
-                f"MultiGpuReplicator: {devices} devices cannot be divided into replicas of "
-                f"{num_gpus_per_replica}"
-            )
-        super().__init__(
-            1,
-            devices // num_gpus_per_replica,
-            num_gpus_per_replica,
-            input_replication,
-            input_split_fn,
-        )
+        super().__init__(1, devices, num_gpus_per_replica, input_replication, input_split_fn)
 
 
 class MultiWorkerReplicator(Replicator):
@@ -867,23 +864,19 @@ class MultiWorkerReplicator(Replicator):
             num_gpus_per_replica: How many of them a replica has, as `logical_device`.
             input_replication: How many input pipelines there are.
             input_split_fn: Divides a batch among a number of replicas.
-            min_workers: After a loss, so many go on, if the others are not back in time; means are
-                then over fewer replicas, whose numbers are 0, 1, .. again. When one comes back, it
-                takes part again. Replica 0 is always waited for. By default all are.
-            patience_s: Seconds until those who are there go on.
+            min_workers: After a loss, at least so many go on, if the others are not back in time;
+                means are then over fewer replicas, whose numbers are 0, 1, .. again. A replica that
+                comes back takes part again. All wait for replica 0 in any case. By default they
+                wait for all.
+            patience_s: Seconds until the remaining workers go on.
 
         Raises:
             ValueError: A number is too small, the devices cannot be divided evenly, or workers that
                 may be missing have several replicas.
         """
-        if num_gpus_per_replica < 1 or num_gpus_per_worker % num_gpus_per_replica:
-            raise ValueError(
-                f"MultiWorkerReplicator: {num_gpus_per_worker} devices cannot be divided into "
-                f"replicas of {num_gpus_per_replica}"
-            )
         super().__init__(
             num_workers,
-            num_gpus_per_worker // num_gpus_per_replica,
+            num_gpus_per_worker,
             num_gpus_per_replica,
             input_replication,
             input_split_fn,
@@ -931,14 +924,9 @@ class TpuReplicator(Replicator):
         Raises:
             ValueError: A number is too small, or the devices cannot be divided evenly.
         """
-        if num_tpu_cores_per_replica < 1 or num_tpu_cores_per_worker % num_tpu_cores_per_replica:
-            raise ValueError(
-                f"TpuReplicator: {num_tpu_cores_per_worker} devices cannot be divided into replicas "
-                f"of {num_tpu_cores_per_replica}"
-            )
         super().__init__(
             num_workers,
-            num_tpu_cores_per_worker // num_tpu_cores_per_replica,
+            num_tpu_cores_per_worker,
             num_tpu_cores_per_replica,
             input_replication,
             input_split_fn,
@@ -946,7 +934,7 @@ class TpuReplicator(Replicator):
         self._replicas_per_node = self.replicas_per_worker
 
     def __setstate__(self, state: "dict[str, Any]") -> None:
-        # Arrays of JAX may follow, in arguments and checkpoints: they have it make its devices.
+        # First, because arrays of JAX in arguments and checkpoints make JAX create its devices.
         vars(self).update(state)
         _devices.ask_jax_for(self._num_devices)
 

@@ -1,11 +1,13 @@
-"""Searches: a model decides what is tried, brokers pass it on, workers come and go.
+"""Searches: a model proposes tasks, brokers pass them on, workers run them.
 
 from launchpad_lite import search
 
 After Hajewski and Oliveira, "Building Scalable Deep Learning Systems with RPC".
 """
 
-from launchpad_lite.search._model_node import Status
+from typing import TYPE_CHECKING
+
+from courier.lowlevel import later
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import (
     FailedTaskError,
@@ -16,22 +18,6 @@ from launchpad_lite.search.errors import (
     TaskPickleError,
     WorkerMismatchError,
 )
-from launchpad_lite.search.executor import Executor, ExecutorHandle
-from launchpad_lite.search.looking import load, rerun
-from launchpad_lite.search.models import Callback, Model, Trial, TrialState
-from launchpad_lite.search.results import Result
-from launchpad_lite.search.running import add_to, run
-from launchpad_lite.search.searches import (
-    Candidate,
-    Genome,
-    GridSearch,
-    OptunaSearch,
-    PopulationBasedTraining,
-    RandomSearch,
-    RegularizedEvolution,
-    SuccessiveHalving,
-    VariableLengthEvolution,
-)
 from launchpad_lite.search.tasks import (
     Call,
     Foreign,
@@ -41,6 +27,40 @@ from launchpad_lite.search.tasks import (
     needs,
     report,
 )
+
+# Loaded at the first use: an executor needs no models.
+if TYPE_CHECKING:
+    from launchpad_lite.search._model_node import Status
+    from launchpad_lite.search.executor import Executor, ExecutorHandle
+    from launchpad_lite.search.looking import load, rerun
+    from launchpad_lite.search.models import Callback, Model, Trial, TrialState
+    from launchpad_lite.search.results import Result
+    from launchpad_lite.search.running import add_to, run
+    from launchpad_lite.search.searches import (
+        Candidate,
+        Genome,
+        GridSearch,
+        OptunaSearch,
+        PopulationBasedTraining,
+        RandomSearch,
+        RegularizedEvolution,
+        SuccessiveHalving,
+        VariableLengthEvolution,
+    )
+else:
+    __getattr__, __dir__ = later(
+        globals(),
+        {
+            "._model_node": "Status",
+            ".executor": "Executor ExecutorHandle",
+            ".looking": "load rerun",
+            ".models": "Callback Model Trial TrialState",
+            ".results": "Result",
+            ".running": "add_to run",
+            ".searches": "Candidate Genome GridSearch OptunaSearch PopulationBasedTraining RandomSearch "
+            "RegularizedEvolution SuccessiveHalving VariableLengthEvolution",
+        },
+    )
 
 __all__ = [
     "Call",

@@ -15,51 +15,29 @@ from typing import Any, TypeVar
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.search._helping import LOST, Helping
+from launchpad_lite.search._helping import Helping
 from launchpad_lite.search._messages import (
     Assignment,
     Collected,
     Life,
     Load,
-    Machine,
-    Member,
-    Outcome,
-    Progress,
-    Submission,
-    View,
+    MembersView,
+    SearchMember,
+    TaskOutcome,
+    TaskProgress,
+    TaskSubmission,
+    WorkerMachine,
 )
-from launchpad_lite.search._postgres import PostgresStore
+from launchpad_lite.search._parts import BrokerOptions
 from launchpad_lite.search._queue import Changes, Queue
-from launchpad_lite.search._store import BROKERS, PART_BYTES, PAYLOAD, RESULT, SqliteStore, Store
-from launchpad_lite.search._timing import Timing
+from launchpad_lite.search._store import PART_BYTES, PAYLOAD, RESULT, Store
+from launchpad_lite.search._timing import RETRY_S
 from launchpad_lite.search._waiting import is_set_within, set_at_stop
-from launchpad_lite.search.errors import SearchError
+from launchpad_lite.search.errors import LOST, SearchError
 
-#: Seconds that a task runs at least until its model hears of it without anything else to hear.
+#: Seconds after which a model hears that a task runs, if there is no other news.
 _LASTING_S = 0.1
-#: Seconds until a name server that does not answer is called again.
-_RETRY_S = 0.1
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class BrokerOptions:
-    """What a broker is made with.
-
-    Attributes:
-        timing: Of the search.
-        folder: Where it keeps its tasks; None: in memory only.
-        database: Where it keeps them instead: the URL of a PostgreSQL database, as
-            `postgresql://user@host/database`, whose brokers take over from each other.
-        max_losses: As for `Queue`.
-        max_queued: As for `Queue`.
-    """
-
-    timing: Timing
-    folder: str | None = None
-    database: str | None = None
-    max_losses: int = 5
-    max_queued: int = 10_000
 
 
 @dataclass(eq=False)
@@ -71,16 +49,21 @@ class _Waiter:
     kinds: Collection[str]
     count: int
     helps: bool
-    machine: Machine | None
+    machine: WorkerMachine | None
     found: "asyncio.Future[list[Assignment]]"
 
 
-def _open(options: BrokerOptions, broker: str) -> Store | None:
+def _open(options: BrokerOptions, broker: str) -> Store:
+    # Databases are loaded where they are used: most brokers keep their tasks in memory.
     if options.database is not None:
+        from launchpad_lite.search._postgres import PostgresStore
+
         return PostgresStore(options.database, broker)
     if options.folder is not None:
+        from launchpad_lite.search._sqlite import BROKERS, SqliteStore
+
         return SqliteStore(Path(options.folder, BROKERS, f"{broker}.sqlite"))
-    return None
+    return Store()
 
 
 class Broker:
@@ -89,7 +72,7 @@ class Broker:
     def __init__(
         self, me: Any, name_server: Any, peers: Mapping[str, Any], options: BrokerOptions
     ) -> None:
-        """Makes one, with what its earlier life has kept.
+        """Makes one, with the tasks that its earlier life has kept.
 
         Args:
             me: A client of it.
@@ -98,7 +81,7 @@ class Broker:
             options: See there.
 
         Raises:
-            StoreError: What it kept cannot be read.
+            StoreError: The store cannot be read.
         """
         name = lp.current_node().name
         self._me = Life(name, uuid.uuid4().hex)
@@ -111,23 +94,22 @@ class Broker:
             max_queued=options.max_queued,
         )
         self._store = _open(options, name)
-        if self._store is not None:
-            self._queue.restore(self._store.load(), time.monotonic())
+        self._queue.restore(self._store.load(), time.monotonic())
         self._waiters: collections.deque[_Waiter] = collections.deque()
-        #: Of each model that waits; set when there may be something for it.
+        #: One for each model that waits; set when there may be something for it.
         self._news: dict[str, asyncio.Event] = {}
         self._stored = self._queue.changes
         self._writing: asyncio.Task[Any] | None = None
         #: Held while something large is written.
         self._staging = asyncio.Lock()
         self._writer = ThreadPoolExecutor(1, "broker-store")
-        self._view = View(True, {})
-        #: Set when it is to end, and lets nobody wait.
+        self._view = MembersView(True, {})
+        #: Set when it is to end, and answers all that wait.
         self._closed = asyncio.Event()
         #: Whether the search is over. If it ends for another reason, its workers stay.
         self._is_over = False
         #: Set when the last worker leaves.
-        self._deserted = asyncio.Event()
+        self._has_no_workers = asyncio.Event()
         #: Set when the program stops.
         self._is_asked = asyncio.Event()
         self._helping = {
@@ -138,10 +120,10 @@ class Broker:
         }
         self._failure: BaseException | None = None
 
-    # What models call.
+    # Called by models.
 
     @courier.idempotent
-    async def submit(self, model: str, submissions: Sequence[Submission]) -> int:
+    async def submit(self, model: str, submissions: Sequence[TaskSubmission]) -> int:
         """Accepts tasks, as many as there is room for, in order; returns how many."""
         for each in submissions:
             if self._helping and any(each.limits.needs):
@@ -164,13 +146,13 @@ class Broker:
         stopped: Mapping[str, bool],
         wait_s: float,
     ) -> Collected:
-        """Returns what there is for a model, and waits for something.
+        """Waits for outcomes and other news of a model, and returns them.
 
         Args:
             model: Its name.
             session: With another one than before, the model gets all outcomes again that it has not
                 acknowledged: it was started again, or an answer was lost.
-            acknowledged: Tasks whose outcome it has for good.
+            acknowledged: Tasks whose outcome it has saved.
             stopped: Tasks that are to end early, and whether by force.
             wait_s: Seconds to wait.
         """
@@ -218,7 +200,7 @@ class Broker:
         """
         missing = self._queue.resume(model, ids, awaited)
         self._hand_out()
-        if missing and self._store is not None:
+        if missing:
             silence_s = self._timing.takeover_s
             lost = await self._in_store(self._store.take_over, model, silence_s)
             self._queue.inherit(lost, time.monotonic())
@@ -227,23 +209,23 @@ class Broker:
         await self._keep()
         return self._me.life, missing
 
-    # What workers call, and brokers that help.
+    # Called by workers, and by brokers that help.
 
     async def work(
         self,
         worker: Life,
         held: Sequence[str],
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[TaskOutcome],
         kinds: Collection[str],
         count: int,
         wait_s: float,
         helps: bool = False,
-        machine: Machine | None = None,
+        machine: WorkerMachine | None = None,
     ) -> list[Assignment] | None:
-        """Takes outcomes, and returns tasks; waits for some. None: the search is over.
+        """Takes outcomes, and waits for tasks to return. None: the search is over.
 
         Args:
-            worker: Who calls.
+            worker: The caller.
             held: Tasks that it has.
             outcomes: Of tasks that it had.
             kinds: What it can run.
@@ -270,7 +252,7 @@ class Broker:
     async def _wait_for_task(self, waiter: _Waiter, wait_s: float) -> list[Assignment]:
         future = waiter.found
         self._waiters.append(waiter)
-        self._stir()  # there may be somebody to help
+        self._wake_helping()  # there may be a broker to help
         try:
             await asyncio.wait([future], timeout=wait_s)
             return future.result() if future.done() and not future.cancelled() else []
@@ -280,7 +262,7 @@ class Broker:
 
     @courier.idempotent
     async def beat(
-        self, worker: Life, held: Mapping[str, str], progress: Sequence[Progress]
+        self, worker: Life, held: Mapping[str, str], progress: Sequence[TaskProgress]
     ) -> dict[str, bool]:
         """As `Queue.beat`."""
         stops = self._queue.beat(worker, held, progress, time.monotonic())
@@ -296,18 +278,18 @@ class Broker:
         await self._keep()
 
     @courier.idempotent
-    async def hand_in(self, outcomes: Sequence[Outcome]) -> None:
+    async def hand_in(self, outcomes: Sequence[TaskOutcome]) -> None:
         """Takes outcomes of a worker that works for another broker by now."""
         await self._take(outcomes)
         await self._keep()
 
     @courier.idempotent
-    async def leave(self, worker: Life, outcomes: Sequence[Outcome]) -> None:
-        """Takes the last outcomes of a worker that leaves, and all else that it has."""
+    async def leave(self, worker: Life, outcomes: Sequence[TaskOutcome]) -> None:
+        """Takes the last outcomes of a worker that leaves, and takes back its other tasks."""
         await self._take(outcomes)
         self._queue.leave(worker)
         if not self._queue.load(time.monotonic()).workers:
-            self._deserted.set()
+            self._has_no_workers.set()
         self._hand_out()
         self._tell()
         await self._keep()
@@ -345,13 +327,13 @@ class Broker:
         for news in self._news.values():
             news.set()
 
-    # What it does.
+    # Run by its node.
 
     async def _see_off(self) -> None:
-        """Waits until the workers have left; a lost one does not."""
+        """Waits until the workers have left; does not wait for lost ones."""
         if self._queue.load(time.monotonic()).workers:
-            self._deserted.clear()  # set by those who had left before
-            await is_set_within(self._deserted, self._timing.silence_s)
+            self._has_no_workers.clear()  # set by workers that had left before
+            await is_set_within(self._has_no_workers, self._timing.silence_s)
         with contextlib.suppress(*LOST):
             server = courier.with_timeout(self._name_server, self._timing.beat_s)
             await server.aio.leave("broker", self._me)
@@ -366,9 +348,8 @@ class Broker:
         tasks: list[asyncio.Task[None]] = [
             loop.create_task(self._tick()),
             loop.create_task(self._show()),
+            loop.create_task(self._hold()),
         ]
-        if self._store is not None:
-            tasks.append(loop.create_task(self._hold(self._store)))
         tasks += [loop.create_task(helping.run()) for helping in self._helping.values()]
         closing = [loop.create_task(each.wait()) for each in (self._closed, self._is_asked)]
         try:
@@ -387,8 +368,7 @@ class Broker:
                 task.cancel()
             await asyncio.gather(*tasks, *closing, return_exceptions=True)
             self._writer.shutdown()
-            if self._store is not None:
-                self._store.close()
+            self._store.close()
 
     async def _tick(self) -> None:
         while True:
@@ -399,21 +379,21 @@ class Broker:
             await asyncio.sleep(self._timing.lease_s / 8)
 
     async def _show(self) -> None:
-        """Shows the name server that it is there, and learns who else is."""
+        """Sends heartbeats to the name server, whose answers list the others."""
         server = courier.with_timeout(self._name_server, self._timing.beat_s)
         while True:
             try:
                 load = self._queue.load(time.monotonic())
                 self._view = await server.aio.beat("broker", self._me, load)
                 if not self._view.is_known:
-                    member = Member("broker", self._me, self._address, version=lp.__version__)
+                    member = SearchMember("broker", self._me, self._address, version=lp.__version__)
                     await server.aio.register(member)
                 if self._view.is_closed:
                     await self.close()
-                self._stir()
+                self._wake_helping()
                 pause_s = self._timing.beat_s
             except LOST:
-                pause_s = _RETRY_S  # it is started again, and learns all by the next heartbeats
+                pause_s = RETRY_S  # it is started again, and learns all by the next heartbeats
             await asyncio.sleep(pause_s)
 
     def _hand_out(self) -> None:
@@ -433,7 +413,7 @@ class Broker:
                     waiter.found.set_result(found)
                     self._waiters.remove(waiter)
 
-    async def _take(self, outcomes: Sequence[Outcome]) -> None:
+    async def _take(self, outcomes: Sequence[TaskOutcome]) -> None:
         for each in outcomes:
             if len(each.payload) > PART_BYTES:
                 is_wanted = partial(self._queue.awaits, each)
@@ -442,45 +422,44 @@ class Broker:
         self._tell()
 
     def _tell(self) -> None:
-        """Wakes who has something to collect."""
+        """Wakes models that have something to collect."""
         for model, news in self._news.items():
             if self._queue.has_news(model):
                 news.set()
         for peer, helping in self._helping.items():
             if self._queue.has_news(peer):
-                helping.stirred.set()
+                helping.woken.set()
 
     async def _keep(self) -> None:
         """Returns once all that has changed is in the store; several callers share a write.
 
         Raises:
-            StoreError: It cannot be. The broker ends: what it has accepted is what is stored.
+            StoreError: The store has failed. The broker ends, because it accepts only what is
+                stored.
         """
         if self._failure is not None:
-            raise self._failure  # what could not be written then is missing now
+            raise self._failure  # the store lacks what it could not write then
         number = self._queue.changes
         while self._stored < number:
             if self._writing is None or self._writing.done():
                 upto, changes = self._queue.changes, self._queue.take_changes()
                 # Two changes of threads cost more than a small write.
-                if self._store is None or self._store.is_quick(changes):
-                    self._write_here(changes, upto)
+                if self._store.is_quick(changes):
+                    with self._ending_if_it_fails():
+                        self._store.write(changes)
+                    self._stored = upto
                     return
-                self._writing = asyncio.get_running_loop().create_task(
-                    self._write(self._store, changes, upto)
-                )
+                self._writing = asyncio.get_running_loop().create_task(self._write(changes, upto))
             # Callers may be cancelled, because they are lost themselves. The write goes on.
             await asyncio.shield(self._writing)
 
     async def _stage(self, key: str, what: str, body: bytes, is_wanted: Callable[[], bool]) -> None:
-        """Has the store take over something large, in parts that other writes pass."""
-        if self._store is None:
-            return
+        """Has the store take over something large in parts; other writes go in between."""
         async with self._staging:  # one after the other: the same may come again, after a timeout
             for part in itertools.count() if is_wanted() else ():
                 while self._writing is not None and not self._writing.done():
                     await asyncio.shield(self._writing)
-                    await asyncio.sleep(0)  # those go first who wait for it, too
+                    await asyncio.sleep(0)  # other callers that wait for it go first
                 self._writing = asyncio.get_running_loop().create_task(
                     self._in_store(self._store.stage, key, what, body, part)
                 )
@@ -488,14 +467,8 @@ class Broker:
                     break
                 await asyncio.sleep(0)
 
-    def _write_here(self, changes: Changes, upto: int) -> None:
-        if self._store is not None:
-            with self._ending_if_it_fails():
-                self._store.write(changes)
-        self._stored = upto
-
-    async def _write(self, store: Store, changes: Changes, upto: int) -> None:
-        await self._in_store(store.write, changes)
+    async def _write(self, changes: Changes, upto: int) -> None:
+        await self._in_store(self._store.write, changes)
         self._stored = upto
 
     async def _in_store(self, function: Callable[..., T], *args: object) -> T:
@@ -512,15 +485,15 @@ class Broker:
             self._closed.set()
             raise
 
-    async def _hold(self, store: Store) -> None:
+    async def _hold(self) -> None:
         while True:
-            await self._in_store(store.beat)
+            await self._in_store(self._store.beat)
             await asyncio.sleep(self._timing.beat_s)
 
     # Helping others.
 
     def _wanted(self, name: str) -> tuple[Collection[str], int]:
-        """Returns kinds and number of the tasks that workers here wait for and a peer may have."""
+        """Returns kinds and number of the tasks to ask a peer for, because workers here wait."""
         free = [waiter for waiter in self._waiters if not waiter.helps]
         queued = {
             peer: load.queued
@@ -529,13 +502,13 @@ class Broker:
         }
         if not free or name != max(queued, key=queued.__getitem__, default=""):
             return (), 0
-        # Until the next view: what it had then may be gone by now.
+        # Until the next view: it may have none left.
         self._view = self._view._replace(
             brokers={peer: each for peer, each in self._view.brokers.items() if peer != name}
         )
         kinds = {kind for waiter in free for kind in waiter.kinds}
         return kinds, sum(waiter.count for waiter in free)
 
-    def _stir(self) -> None:
+    def _wake_helping(self) -> None:
         for helping in self._helping.values():
-            helping.stirred.set()
+            helping.woken.set()

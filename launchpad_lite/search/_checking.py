@@ -1,4 +1,4 @@
-"""Whether a worker does what docs/other_languages.md asks: seen in a search of its own."""
+"""Checks, in a search of its own, that a worker does what docs/other_languages.md asks."""
 
 import contextlib
 import os
@@ -13,13 +13,11 @@ from typing import Any
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.search._broker import BrokerOptions
-from launchpad_lite.search._helping import LOST
 from launchpad_lite.search._joining import JOIN_FILE, JoinInfo
-from launchpad_lite.search._messages import State, Submission
+from launchpad_lite.search._messages import TaskState, TaskSubmission
+from launchpad_lite.search._parts import RESTART, BrokerOptions, add_parts
 from launchpad_lite.search._timing import Timing
-from launchpad_lite.search.errors import SearchError
-from launchpad_lite.search.running import RESTART, add_parts
+from launchpad_lite.search.errors import LOST, SearchError
 
 
 class Checks:
@@ -42,11 +40,11 @@ class Checks:
         checks: list[tuple[Any, ...]] = [
             ("proof", "end if the server does not prove the secret", self._mislead),
             ("joining", "register, beat, and ask for tasks", self._join),
-            ("tasks", "hand in outcomes with their tokens", task, give.payload, State.DONE),
-            ("failures", "hand in FAILED, and go on", task, give.bad_payload, State.FAILED),
+            ("tasks", "hand in outcomes with their tokens", task, give.payload, TaskState.DONE),
+            ("failures", "hand in FAILED, and go on", task, give.bad_payload, TaskState.FAILED),
             ("sizes", "take replies of any size", task, large),
-            ("leases", "name all that you have in heartbeats", task, long, State.DONE),
-            ("stops", "end what `stops` names", task, long, State.STOPPED),
+            ("leases", "name all that you have in heartbeats", task, long, TaskState.DONE),
+            ("stops", "end what `stops` names", task, long, TaskState.STOPPED),
             ("restarts", "say Hello, and register again", task, long or give.payload, None, True),
             ("leaving", "leave and end at SIGTERM", self._leave),
             ("end", "leave when a reply has `is_over`", self._leave, self._names.close),
@@ -86,7 +84,7 @@ class Checks:
 
     def _join(self) -> None:
         if self._worker.poll() is not None:
-            self._broker.resume("check", ())  # it forgets what is not done
+            self._broker.resume("check", ())  # it forgets tasks that are not done
             while self._names.view().workers or self._broker.load().workers:
                 time.sleep(0.05)  # until one that was lost is forgotten
             self._worker = subprocess.Popen([*self._options.worker, self._file], stdout=2)
@@ -100,9 +98,9 @@ class Checks:
         if ask is None and self._names.view().workers:
             raise SearchError("it has not called NameServer/Leave")
 
-    def _task(self, payload: bytes, state: State | None = None, kills: bool = False) -> None:
+    def _task(self, payload: bytes, state: TaskState | None = None, kills: bool = False) -> None:
         self._join()
-        task = Submission(uuid.uuid4().hex, payload, self._options.kind)
+        task = TaskSubmission(uuid.uuid4().hex, payload, self._options.kind)
         victims = [each.pid for each in self._running.status() if each.pid and kills]
         found: list[Any] = []
 
@@ -111,7 +109,7 @@ class Checks:
                 self._broker.submit("check", [task])  # again, for it may have been started again
                 news = self._broker.collect("check", uuid.uuid4().hex, (), {}, 0.2)
                 found.extend(each for each in news.outcomes if each.id == task.id)
-                if news.load.running and state is State.STOPPED:
+                if news.load.running and state is TaskState.STOPPED:
                     self._broker.collect("check", "", (), {task.id: False}, 0.0)
                 while news.load.running and victims:
                     os.kill(victims.pop(), signal.SIGKILL)

@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import courier
-from launchpad_lite._escapes import shown
+from courier.lowlevel import split_address
 from launchpad_lite.errors import LaunchpadError
-from launchpad_lite.search._joining import JOIN_FILE, JoinInfo, OutsideWorker, name_here
+from launchpad_lite.parts.escapes import shown
+from launchpad_lite.search._joining import JOIN_FILE, JoinInfo, name_here, outside_worker
 from launchpad_lite.search.errors import SearchError
 from launchpad_lite.search.looking import look
 from launchpad_lite.search.results import Result, row_of
-from launchpad_lite.search.running import MAX_RESULT_BYTES
 
 _SECRET = "LAUNCHPAD_SEARCH_SECRET"  # noqa: S105 - the name of a variable
-#: Seconds between two looks whether a worker that is to end has noticed it.
+#: Seconds between two checks that a worker has noticed that it is to end.
 _LOOK_S = 0.2
-#: Seconds between two looks at a search, each of which loads its checkpoint.
+#: Seconds between two loads of the checkpoint of a search.
 _FOLLOW_S = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Arguments without the program's name; by default those of this process.
     """
-    # As `python -m` does: tasks come from modules that lie where one works.
+    # As `python -m` does: tasks come from modules in the working directory.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -154,17 +154,17 @@ def _check(options: argparse.Namespace) -> None:
 
 def _work(options: argparse.Namespace) -> None:
     stop = threading.Event()
-    with _Signals(stop) as signals:
+    with _WorkerSignals(stop) as signals:
         info = _info(options)
         name = options.name or name_here()
-        worker = OutsideWorker(info, name, stop, MAX_RESULT_BYTES)
+        worker = outside_worker(info, name, stop)
         signals.wake = worker.wake
         print(f"{name} works for the search at {info.address}", file=sys.stderr)  # noqa: T201
         worker.run()
 
 
 def _info(options: argparse.Namespace) -> JoinInfo:
-    """Returns what lets the worker into the search.
+    """Returns the credentials for the search.
 
     Raises:
         SearchError: The command line does not say it.
@@ -192,31 +192,32 @@ def _info(options: argparse.Namespace) -> JoinInfo:
 
 
 def _checked(address: str) -> str:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise SearchError(f"{address!r} is neither host:port nor a file {JOIN_FILE}")
+    try:
+        split_address(address)
+    except ValueError as error:
+        raise SearchError(f"{address!r} is neither host:port nor a file {JOIN_FILE}") from error
     return address
 
 
-class _Signals:
+class _WorkerSignals:
     """Sets an event at the first Ctrl-C or SIGTERM in a block, and ends the process at the second.
 
-    A thread does it, because the main thread may be in the middle of anything.
+    A thread does it, because the main thread may hold any lock.
     """
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
-        #: Has who waits look at the event; several times, for it may be just about to wait.
+        #: Wakes the waiting thread; several times, because it may be just about to wait.
         self.wake: Callable[[], object] = lambda: None
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
 
-    def __enter__(self) -> "_Signals":
+    def __enter__(self) -> "_WorkerSignals":
         threading.Thread(target=self._watch, name="search-signals", daemon=True).start()
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in _SIGNALS:
             signal.signal(number, lambda *_: None)
-        # Processes that tasks fork are no workers.
+        # Processes that tasks fork are not workers.
         os.register_at_fork(after_in_child=_as_usual)
         return self
 

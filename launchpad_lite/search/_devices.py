@@ -6,20 +6,20 @@ import os
 import socket
 from pathlib import Path
 
-from launchpad_lite.launching import VISIBLE_DEVICES, visible_devices
-from launchpad_lite.search._messages import Machine
+from launchpad_lite.parts.devices import VISIBLE_DEVICES, visible_devices
+from launchpad_lite.search._messages import WorkerMachine
 
-#: Those that this process sees for good: CUDA looks at the variable once.
+#: The devices that this process sees from now on: CUDA reads the variable once.
 _pinned: tuple[str, ...] = ()
 
 
-def machine_here() -> Machine:
+def machine_here() -> WorkerMachine:
     """Returns what workers of this process may use here."""
     return _machine()._replace(pinned=_pinned)
 
 
 @functools.cache
-def _machine() -> Machine:
+def _machine() -> WorkerMachine:
     boot = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -27,14 +27,14 @@ def _machine() -> Machine:
     with contextlib.suppress(OSError, ValueError):  # there is no limit of a container
         memory_bytes = min(memory_bytes, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     cpus = len(os.sched_getaffinity(0))
-    return Machine(f"{socket.gethostname()}/{boot}", cpus, memory_bytes, visible_devices()[0])
+    return WorkerMachine(f"{socket.gethostname()}/{boot}", cpus, memory_bytes, visible_devices()[0])
 
 
 def pin(devices: tuple[str, ...]) -> bool:
-    """Has this process see only these devices, for good; returns whether it does: it may see others."""
+    """Restricts this process to these devices, finally; returns False if it sees others already."""
     global _pinned
     if devices and not _pinned:
-        _machine()  # what it could see before
+        _machine()  # read before the variable changes
         os.environ[VISIBLE_DEVICES] = ",".join(devices)
         _pinned = devices
     return not devices or devices == _pinned

@@ -1,20 +1,20 @@
 """Workers in other languages: `protos/search/v1/search.proto` on brokers and on the name server.
 
-It loads protobuf, and is imported when the first of them calls.
+It loads protobuf, so it is imported when the first such worker calls.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 import launchpad_lite as lp
-from launchpad_lite.search._messages import Life, Member, Outcome, Progress, State
+from launchpad_lite.search._messages import Life, SearchMember, TaskOutcome, TaskProgress, TaskState
 from launchpad_lite.search._proto import search_pb2 as pb
 
 if TYPE_CHECKING:
     from launchpad_lite.search._broker import Broker
-    from launchpad_lite.search._name_server import NameServer
+    from launchpad_lite.search.name_server import NameServer
 
-_STATES = {pb.Outcome.State.Value(each.name): each for each in State}
+_STATES = {pb.Outcome.State.Value(each.name): each for each in TaskState}
 
 
 # Of brokers.
@@ -38,7 +38,7 @@ async def _work(broker: "Broker", request: bytes) -> bytes:
 
 async def _beat(broker: "Broker", request: bytes) -> bytes:
     asked = pb.BeatRequest.FromString(request)
-    progress = [Progress(each.id, each.step, each.value) for each in asked.progress]
+    progress = [TaskProgress(each.id, each.step, each.value) for each in asked.progress]
     held = {each.id: each.token for each in asked.held}
     stops = await broker.beat(_life(asked.worker), held, progress)
     return pb.BeatReply(stops=stops).SerializeToString()
@@ -50,16 +50,16 @@ async def _leave(broker: "Broker", request: bytes) -> bytes:
     return pb.LeaveReply().SerializeToString()
 
 
-def _outcomes(outcomes: Iterable[pb.Outcome], worker: pb.Worker) -> list[Outcome]:
-    """Returns outcomes; of a failure only the text, for its payload would be a pickle."""
+def _outcomes(outcomes: Iterable[pb.Outcome], worker: pb.Worker) -> list[TaskOutcome]:
+    """Returns outcomes; of a failure only the text, because its payload would be a pickle."""
     found = []
     for each in outcomes:
         state = _STATES.get(each.state)
         if state is None:
             raise ValueError(f"the outcome of task {each.id} has no state")
-        payload = each.payload if state is State.DONE else b""
+        payload = each.payload if state is TaskState.DONE else b""
         found.append(
-            Outcome(each.id, each.token, state, payload, each.text, each.seconds, worker.name)
+            TaskOutcome(each.id, each.token, state, payload, each.text, each.seconds, worker.name)
         )
     return found
 
@@ -69,8 +69,8 @@ def _outcomes(outcomes: Iterable[pb.Outcome], worker: pb.Worker) -> list[Outcome
 
 async def _register(names: "NameServer", request: bytes) -> bytes:
     who = _life(pb.RegisterRequest.FromString(request).worker)
-    # The version of the protocol, which both have, is in its name.
-    await names.register(Member("worker", who, version=lp.__version__))
+    # The version of the protocol is in its name, and the same on both sides.
+    await names.register(SearchMember("worker", who, version=lp.__version__))
     timing = await names.timing()
     return pb.RegisterReply(beat_s=timing.beat_s, poll_s=timing.poll_s).SerializeToString()
 

@@ -1,4 +1,4 @@
-"""How a broker whose workers wait helps another one: to that one it is a worker with many tasks."""
+"""A broker whose workers wait helps another one, for which it is a worker with many tasks."""
 
 import asyncio
 import time
@@ -6,20 +6,12 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import courier
-from launchpad_lite.search._messages import Life, Outcome, Progress, first_of
+from launchpad_lite.search._messages import Life, TaskOutcome, TaskProgress, first_of
 from launchpad_lite.search._queue import Queue
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search._waiting import is_set_within
-from launchpad_lite.search.errors import StoreError
+from launchpad_lite.search.errors import LOST
 
-#: What a call raises whose server is gone, or does not answer.
-LOST = (
-    courier.ServerLostError,
-    courier.ServerUnreachableError,
-    courier.CallTimeoutError,
-    courier.ServerBusyError,
-    StoreError,  # of the broker that was called: it ends
-)
 #: Seconds until a broker that does not answer is called again.
 _RETRY_S = 0.2
 
@@ -46,7 +38,7 @@ class Helping:
             queue: Of this broker.
             timing: Of the search.
             wanted: Returns kinds and number of the tasks that are wanted from that broker now.
-            hand_out: Gives tasks that have come to workers.
+            hand_out: Gives new tasks to workers.
         """
         self._me = me
         self._name = name
@@ -55,24 +47,24 @@ class Helping:
         self._timing = timing
         self._wanted = wanted
         self._hand_out = hand_out
-        #: Of what it has, by id.
+        #: The tokens of its tasks, by id.
         self._tokens: dict[str, str] = {}
-        #: Of these, those that had no worker at the last heartbeat.
+        #: Those of these tasks that had no worker at the last heartbeat.
         self._waited: set[str] = set()
-        self._unsent: list[Outcome] = []
-        self._progress: list[Progress] = []
+        self._unsent: list[TaskOutcome] = []
+        self._progress: list[TaskProgress] = []
         #: Set when there may be something to do.
-        self.stirred = asyncio.Event()
+        self.woken = asyncio.Event()
 
     async def run(self) -> None:
         """Helps, without end."""
         beat_at = 0.0
         while True:
             if self._tokens:
-                await is_set_within(self.stirred, max(0.0, beat_at - time.monotonic()))
+                await is_set_within(self.woken, max(0.0, beat_at - time.monotonic()))
             else:
-                await self.stirred.wait()
-            self.stirred.clear()
+                await self.woken.wait()
+            self.woken.clear()
             outcomes, progress = self._queue.collect(self._name, "")
             self._unsent += outcomes
             self._progress += progress
@@ -86,7 +78,7 @@ class Helping:
             except LOST:
                 await asyncio.sleep(_RETRY_S)
                 if self._unsent:
-                    self.stirred.set()
+                    self.woken.set()
 
     async def _exchange(self, kinds: Collection[str], count: int) -> None:
         sent = [
@@ -96,7 +88,7 @@ class Helping:
         found = await self._peer.aio.work(self._me, held, sent, kinds, count, 0.0, helps=True)
         del self._unsent[: len(sent)]
         if self._unsent or self._queue.has_news(self._name):
-            self.stirred.set()  # not all went into one call
+            self.woken.set()  # not all went into one call
         self._queue.acknowledge(self._name, [outcome.id for outcome in sent])
         for outcome in sent:
             self._tokens.pop(outcome.id, None)
@@ -116,7 +108,7 @@ class Helping:
                 self._tokens.pop(each, None)  # a model has sent it here, and gets the outcome
 
     async def _give_back(self) -> None:
-        """Gives back what has waited since the last heartbeat: its broker may have a worker for it."""
+        """Gives back tasks that wait since the last heartbeat: their broker may have a worker."""
         waiting = self._queue.waiting(self._name)
         stuck = {each: self._tokens.pop(each) for each in waiting if each in self._waited}
         self._waited = set(waiting).difference(stuck)

@@ -1,4 +1,4 @@
-"""How workers from outside of the program come into a running search, in this language."""
+"""How Python workers from outside of the program join a running search."""
 
 import json
 import socket
@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import courier
-from launchpad_lite._private_files import make_folder, read_private, write_private
+from courier import lowlevel
+from launchpad_lite.parts.private_files import make_folder, read_private, write_private
 from launchpad_lite.search._messages import Life, member_here
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
-from launchpad_lite.search._worker import Worker
 from launchpad_lite.search.errors import SearchError
+from launchpad_lite.search.worker import Worker
 
-#: The file in the folder of a search that has all that a worker needs.
+#: The file in the folder of a search with all that a worker needs to join.
 JOIN_FILE = "join.json"
 #: Seconds that the name server has to answer the first call.
 _ANSWER_S = 20.0
@@ -24,7 +25,7 @@ _ANSWER_S = 20.0
 
 @dataclass(frozen=True)
 class JoinInfo:
-    """What lets a worker into a search.
+    """The credentials with which a worker joins a search.
 
     Attributes:
         address: `host:port` of the name server.
@@ -38,18 +39,18 @@ class JoinInfo:
 
     @classmethod
     def of(cls, name_server: Any) -> "JoinInfo":
-        """Returns that of a client of the name server."""
-        return cls(name_server.address, *courier.credentials(name_server))
+        """Returns the credentials that a client of the name server has."""
+        return cls(name_server.address, *lowlevel.credentials(name_server))
 
     @classmethod
     def read(cls, path: Path) -> "JoinInfo":
-        """Returns what a file has.
+        """Reads a file.
 
         Raises:
-            SearchError: It cannot be read, or is another one.
+            SearchError: It cannot be read, or is no such file.
         """
         try:
-            fields = json.loads(read_private(path))  # who is called there sends what is unpickled
+            fields = json.loads(read_private(path))  # the server at this address sends pickles
             secret, tls = fields["secret"], fields["tls"]
             return cls(
                 fields["address"],
@@ -90,51 +91,28 @@ class JoinInfo:
 
 
 def name_here() -> str:
-    """Returns a name for a worker that nobody else has."""
+    """Returns a name for a worker that no other has."""
     return f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"
 
 
-class OutsideWorker:
-    """A worker that belongs to no program."""
+def outside_worker(info: JoinInfo, name: str, stop: threading.Event) -> Worker:
+    """Returns a worker that belongs to no program.
 
-    def __init__(
-        self,
-        info: JoinInfo,
-        name: str,
-        stop: threading.Event,
-        max_result_bytes: int,
-    ) -> None:
-        """Reaches the name server.
+    Args:
+        info: The credentials.
+        name: Of the worker.
+        stop: Set when it is to end after its task.
 
-        Args:
-            info: Lets it in.
-            name: Of the worker.
-            stop: Set when it is to end after its task.
-            max_result_bytes: Larger results fail.
-
-        Raises:
-            SearchError: There is no such search, or it does not take this worker.
-        """
-        timing = timing_of(info)
-        member = member_here("worker", Life(name, uuid.uuid4().hex))
-        presence = Presence(member, info.connect(), {}, info.connect, timing)
-        self._worker = Worker(presence, timing, stop, max_result_bytes, lambda: None)
-
-    def run(self) -> None:
-        """Works until it is to end, or the search is over.
-
-        Raises:
-            SearchError: It is not taken, or nobody answers any more.
-        """
-        self._worker.run()
-
-    def wake(self) -> None:
-        """Has it look at `stop`. Thread-safe."""
-        self._worker.wake()
+    Raises:
+        SearchError: There is no such search, or it does not take this worker.
+    """
+    timing = timing_of(info)
+    member = member_here("worker", Life(name, uuid.uuid4().hex))
+    return Worker(Presence(member, info.connect(), {}, info.connect, timing), timing, stop)
 
 
 def timing_of(info: JoinInfo, answer_s: float = _ANSWER_S) -> Timing:
-    """Asks a name server, which has `answer_s`, how long the parts of its search wait.
+    """Returns the timing of a search: asks its name server, which must answer within `answer_s`.
 
     Raises:
         SearchError: It does not answer, or not to this one.
@@ -148,9 +126,9 @@ def timing_of(info: JoinInfo, answer_s: float = _ANSWER_S) -> Timing:
             f"{where} does not take this secret: it is that of another search, or of an earlier start "
             f"of this one ({error})"
         ) from error
-    except (courier.ServerUnreachableError, courier.ServerLostError) as error:
+    except courier.ServerGoneError as error:
         raise SearchError(
-            f"nobody answers at {where}: the search has ended or is not up yet, or this machine "
+            f"no answer from {where}: the search has ended or is not up yet, or this machine "
             f"does not reach it ({error})"
         ) from error
     except courier.UnknownMethodError as error:

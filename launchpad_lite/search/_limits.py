@@ -1,4 +1,4 @@
-"""When a running task has to end: which limit it exceeds."""
+"""Finds the limit that a running task exceeds, and ends its process."""
 
 import contextlib
 import math
@@ -12,10 +12,10 @@ from launchpad_lite.search._messages import Limits
 def look(
     limits: Limits, ran_s: float, idle_s: float, memory: Callable[[], int]
 ) -> tuple[str, float]:
-    """Returns which limit a running task exceeds, for people, and the seconds until the next look.
+    """Returns the limit that a running task exceeds, as text, and the seconds until the next check.
 
     Args:
-        limits: Of it.
+        limits: The limits of the task.
         ran_s: Seconds since its code began.
         idle_s: Seconds since it has shown progress, or begun.
         memory: Returns the bytes that it uses.
@@ -33,7 +33,7 @@ def look(
 
 def memory_here() -> int:
     """Returns the bytes of main memory that this process and those below it use."""
-    import psutil  # takes a while
+    import psutil  # slow to import
 
     here = psutil.Process()
     try:
@@ -43,11 +43,11 @@ def memory_here() -> int:
 
 
 def end_process(why: str) -> NoReturn:
-    """Ends this process at once, and asks those below it to end; who supervises it is to start it again."""
+    """Ends this process at once, and asks its children to end. Its supervisor starts it again."""
     import psutil
 
     os.write(2, f"{why}\n".encode(errors="replace"))  # streams may be locked
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            child.terminate()  # not by force: trackers of shared memory give it back
+            child.terminate()  # not by force: trackers of shared memory free it
     os._exit(os.EX_TEMPFAIL)

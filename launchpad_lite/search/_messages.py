@@ -1,4 +1,4 @@
-"""What travels between models, brokers, workers and the name server: names, numbers and bytes.
+"""Messages between models, brokers, workers and the name server: names, numbers and bytes.
 
 Brokers never look into the bytes of tasks and results.
 """
@@ -12,16 +12,16 @@ import launchpad_lite as lp
 
 #: The kind of tasks that are pickled Python objects.
 PYTHON = "python"
-#: What tasks or outcomes in one call have together, unless a single one is larger.
+#: Bytes of the tasks or outcomes in one call, unless a single one is larger.
 MOST_BYTES = 16 << 20
-#: What a slow network carries in a second.
+#: Bytes that a slow network carries in a second.
 _SLOW_BYTES = 4 << 20
-#: Seconds longer that calls may take if calls before took too long.
+#: Extra seconds that calls may take, at most, after earlier calls took too long.
 _MOST_SLACK_S = 120.0
 
 
 class Life(NamedTuple):
-    """Who somebody is: a name, and which process of that name.
+    """One participant of a search: a name, and which process of that name.
 
     Attributes:
         name: Such as `worker[3]`.
@@ -33,7 +33,7 @@ class Life(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What a run of a task needs, and may take.
+    """The resources that a run of a task needs, and its limits.
 
     Attributes:
         timeout_s: Seconds that it may run until it fails; None: any time.
@@ -51,19 +51,20 @@ class Limits(NamedTuple):
 
     @property
     def needs(self) -> tuple[float, float, int]:
-        """What it needs of its machine: cores, devices and memory."""
+        """Cores, devices and memory that it needs of its machine."""
         return self.cpus, self.gpus, self.memory_bytes
 
 
-class Machine(NamedTuple):
-    """What a worker may use of its machine, together with all other workers there.
+class WorkerMachine(NamedTuple):
+    """The resources that a worker may use, shared with all other workers of its machine.
 
     Attributes:
         name: Tells it from others.
         cpus: Cores.
         memory_bytes: Main memory.
         devices: Accelerators, as CUDA_VISIBLE_DEVICES names them.
-        pinned: Those that the process of the worker sees for good; empty: it has used none yet.
+        pinned: The devices that the process of the worker sees for its lifetime; empty: it has used
+            none yet.
     """
 
     name: str
@@ -73,16 +74,16 @@ class Machine(NamedTuple):
     pinned: tuple[str, ...] = ()
 
 
-class Submission(NamedTuple):
+class TaskSubmission(NamedTuple):
     """A task on its way to a broker.
 
     Attributes:
         id: Unique for ever.
-        payload: What workers run.
-        kind: Which workers can run it.
+        payload: The bytes that workers run.
+        kind: Selects the workers that can run it.
         priority: Higher ones are first.
         retries: How often it may be run again when it has raised.
-        limits: What a run of it needs, and may take.
+        limits: What a run needs, and its limits.
     """
 
     id: str
@@ -99,10 +100,10 @@ class Assignment(NamedTuple):
     Attributes:
         id: Of the task.
         token: Of this assignment.
-        kind: As in `Submission`.
-        payload: As in `Submission`.
-        limits: As in `Submission`.
-        devices: Those of the worker's machine that it uses.
+        kind: As in `TaskSubmission`.
+        payload: As in `TaskSubmission`.
+        limits: As in `TaskSubmission`.
+        devices: The devices of the worker's machine that it uses.
     """
 
     id: str
@@ -113,16 +114,16 @@ class Assignment(NamedTuple):
     devices: tuple[str, ...] = ()
 
 
-class State(enum.Enum):
+class TaskState(enum.Enum):
     """How a task ended."""
 
     DONE = "done"
     FAILED = "failed"
-    #: By the model, which has seen enough of it.
+    #: Stopped early by the model.
     STOPPED = "stopped"
 
 
-class Outcome(NamedTuple):
+class TaskOutcome(NamedTuple):
     """How an assignment ended, on its way to the model.
 
     Attributes:
@@ -130,16 +131,16 @@ class Outcome(NamedTuple):
         token: Of the assignment; empty where the broker decided.
         state: How it ended.
         payload: The result; of a failure the pickled report, or nothing.
-        text: What failed, for people.
+        text: The failure as text.
         seconds: How long it ran.
-        worker: Who ran it.
+        worker: The worker that ran it.
         attempts: How often it was run.
         lost_workers: How many workers were lost with it.
     """
 
     id: str
     token: str
-    state: State
+    state: TaskState
     payload: bytes = b""
     text: str = ""
     seconds: float = 0.0
@@ -157,7 +158,7 @@ L = TypeVar("L", bound=_Loaded)
 
 
 def first_of(items: Iterable[L]) -> list[L]:
-    """Returns as many tasks or outcomes, from the first one on, as go into one call."""
+    """Returns as many tasks or outcomes, from the first one on, as fit into one call."""
     found: list[L] = []
     size = 0
     for each in items:
@@ -178,8 +179,8 @@ def longer(slack_s: float) -> float:
     return min(2 * slack_s + 1, _MOST_SLACK_S)
 
 
-class Progress(NamedTuple):
-    """What a running task has reported: a point of its learning curve."""
+class TaskProgress(NamedTuple):
+    """A report of a running task: a point of its learning curve."""
 
     id: str
     step: int
@@ -193,7 +194,7 @@ class Load(NamedTuple):
         queued: Tasks that wait for a worker.
         running: Tasks that workers have.
         workers: Workers that it has heard of lately.
-        idle: Of these, those that wait for a task.
+        idle: Those of these workers that wait for a task.
     """
 
     queued: int = 0
@@ -203,10 +204,10 @@ class Load(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """What a broker has for a model.
+    """The news of a broker for a model.
 
     Attributes:
-        life: Of the broker: another one may have lost what it knew.
+        life: Of the broker: with another life, it may have lost what it knew.
         outcomes: Each until it is acknowledged, once in each session.
         progress: Since the last call.
         load: Of the broker.
@@ -215,15 +216,15 @@ class Collected(NamedTuple):
     """
 
     life: str
-    outcomes: Sequence[Outcome]
-    progress: Sequence[Progress]
+    outcomes: Sequence[TaskOutcome]
+    progress: Sequence[TaskProgress]
     load: Load
     unknown_kinds: Sequence[str] = ()
     begun: Sequence[tuple[str, bool]] = ()
 
 
-class Member(NamedTuple):
-    """Somebody whom the name server knows.
+class SearchMember(NamedTuple):
+    """One participant of a search, as the name server knows it.
 
     Attributes:
         role: `broker`, `worker` or `model`.
@@ -240,18 +241,18 @@ class Member(NamedTuple):
     python: str = ""
 
 
-def member_here(role: str, who: Life) -> Member:
-    """Returns somebody of this process, who sends or runs pickled tasks."""
+def member_here(role: str, who: Life) -> SearchMember:
+    """Returns a participant in this process that sends or runs pickled tasks."""
     python = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    return Member(role, who, version=lp.__version__, python=python)
+    return SearchMember(role, who, version=lp.__version__, python=python)
 
 
-class View(NamedTuple):
-    """What the name server answers to a heartbeat.
+class MembersView(NamedTuple):
+    """The answer of the name server to a heartbeat.
 
     Attributes:
         is_known: If not, register again.
-        brokers: Address and load of each broker that is heard of, by name.
+        brokers: Address and load of each live broker, by name.
         workers: How many workers there are.
         is_closed: Whether the search is over.
     """

@@ -14,39 +14,30 @@ from typing import Any, NamedTuple
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.search._messages import (
-    Life,
-    Outcome,
-    Progress,
-    State,
-    Submission,
-    member_here,
-)
-from launchpad_lite.search._outbox import Outbox
+from launchpad_lite.search._messages import TaskOutcome, TaskProgress, TaskState, TaskSubmission
+from launchpad_lite.search._outbox import COLLECT_S, Outbox
 from launchpad_lite.search._output import last_lines
-from launchpad_lite.search._presence import Presence
+from launchpad_lite.search._presence import presence_of_node
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import FailedTaskError, SearchError
 from launchpad_lite.search.models import Callback, Model, Trial, TrialState, best_of, name_of
 from launchpad_lite.search.searches import Candidate
-from launchpad_lite.search.tasks import Foreign, RunningTrial, submission_of
+from launchpad_lite.search.tasks import Foreign, RunningTrial, failure_of, submission_of
 
 _LOGGER = logging.getLogger(__name__)
 
-#: So many trials may fail before the first result: then all would. The log has so many of a search.
+#: The search ends if so many trials fail before the first result. The log shows so many failures.
 _MOST_FAILURES = 10
-#: Characters of a traceback.
+#: Characters of a traceback that are kept.
 _MOST_TEXT = 8000
-#: Seconds between two looks at the stop while nothing happens.
-_WAIT_S = 0.5
 #: Seconds between two checkpoints.
 _SAVE_S = 10.0
-#: Each worker has as many tasks waiting as it does in this time, and all together one at least.
+#: For each worker, as many tasks wait as it runs in this time, and at least one in all.
 _AHEAD_S = 0.1
 _MOST_AHEAD = 64
 #: Weight of the newest task in the mean.
 _NEWEST = 0.1
-#: Of tasks that are no candidates, so many small ones that have failed are kept to be run again.
+#: So many small failed tasks that are no candidates are kept, to be run again.
 _MOST_KEPT, _KEPT_BYTES = 1000, 1 << 16
 
 
@@ -92,7 +83,7 @@ class Status(NamedTuple):
 
 
 class ModelNode:
-    """Runs the search of one model. What it serves is for tables."""
+    """Runs the search of one model. Its methods are for tables of results."""
 
     def __init__(
         self,
@@ -126,12 +117,10 @@ class ModelNode:
         self._anyway = anyway
         self._folder = folder
         self._callbacks = callbacks
-        who = Life(lp.current_node().name, uuid.uuid4().hex)
-        member = member_here("model", who)
-        self._presence = Presence(member, name_server, brokers, courier.Client, timing)
-        # What a checkpoint has.
+        self._presence = presence_of_node("model", name_server, brokers, timing)
+        # Saved in checkpoints.
         self._lock = threading.RLock()
-        self._tasks: dict[str, tuple[Any, Submission]] = {}
+        self._tasks: dict[str, tuple[Any, TaskSubmission]] = {}
         self._numbers: dict[str, int] = {}
         self._trials: list[Trial] = []
         self._ended: dict[int, Any] = {}  # tasks by the numbers of their trials, to be run again
@@ -145,16 +134,16 @@ class ModelNode:
         self._over = threading.Event()
         self._told: list[str] = []
         self._saved_at = time.monotonic()
-        #: Whether there are checkpoints, as far as that is known.
+        #: Whether there are checkpoints, if that is known yet.
         self._is_kept = False
         self._mean_s: float | None = None
         self._outbox: Outbox | None = None
-        #: What the model raised when it was told what tasks had reported, by their ids.
+        #: Exceptions of the model's `report`, by the ids of tasks.
         self._wrong: dict[str, Exception] = {}
         #: How many trials have failed in this life, and whether any one has not, in all lives.
         self._failed, self._has_result = 0, False
         self._failure = ""
-        #: Trials of this life that callbacks know as begun, by id; and callbacks that have raised.
+        #: Trials of this life whose begin callbacks know, by id; and callbacks that have raised.
         self._begun: dict[str, Trial] = {}
         self._have_raised: list[Callback] = []
 
@@ -174,7 +163,7 @@ class ModelNode:
                 "broker": self._outbox.broker if self._outbox else self._broker,
             }
             data = courier.dumps(state, newest=True)
-            # Apart: who looks at the trials does not need the code of the user.
+            # Apart, so that trials can be read without the code of the user.
             data += courier.dumps((self._model, tasks, self._ended), newest=True)
         (folder / "model.pickle").write_bytes(data)
 
@@ -207,7 +196,7 @@ class ModelNode:
     def _seconds(self) -> float:
         return self._earlier_s + time.monotonic() - self._began_at
 
-    # What others ask.
+    # Called by others.
 
     def status(self) -> Status:
         """Returns how far the search is."""
@@ -264,7 +253,7 @@ class ModelNode:
         if self._folder is not None:
             for each in Path(self._folder, "trials").glob("*"):
                 if each.name.isdigit() and int(each.name) >= len(self._trials):
-                    shutil.rmtree(each, ignore_errors=True)  # lost with a kill: its number is free
+                    shutil.rmtree(each, ignore_errors=True)  # of a killed life: its number is free
         sent = {key: submission for key, (_, submission) in self._tasks.items()}
         self._outbox = outbox = Outbox(self._presence, self._timing, sent, self._broker)
         stop = lp.stop_event()
@@ -273,7 +262,7 @@ class ModelNode:
             with self._lock:
                 self._fill(outbox)
             outbox.send()
-            outcomes, progress = outbox.collect(_WAIT_S)
+            outcomes, progress = outbox.collect(COLLECT_S)
             with self._lock:
                 self._begin(outbox.begun)
                 for point in progress:
@@ -307,7 +296,7 @@ class ModelNode:
             self._tasks[key] = task, submission
             outbox.add([submission])
 
-    def _submission(self, task: Any, key: str) -> Submission:
+    def _submission(self, task: Any, key: str) -> TaskSubmission:
         number = self._numbers[key]
         trial = self._trials[number]
         digest = hashlib.sha256(f"{getattr(self._model, 'seed', 0)}/{number}".encode()).digest()
@@ -342,7 +331,7 @@ class ModelNode:
                         "callback %s has raised; the search goes on", who, exc_info=True
                     )
 
-    def _follow(self, outbox: Outbox, point: Progress) -> None:
+    def _follow(self, outbox: Outbox, point: TaskProgress) -> None:
         task, _ = self._tasks[point.id]
         trial = self._trials[self._numbers[point.id]]
         trial.curve.append((point.step, point.value))
@@ -356,7 +345,7 @@ class ModelNode:
         if is_stopped:
             outbox.stop([point.id])
 
-    def _settle(self, outcome: Outcome) -> None:
+    def _settle(self, outcome: TaskOutcome) -> None:
         self._begin([outcome.id])
         task, submission = self._tasks.pop(outcome.id)
         trial = self._trials[self._numbers.pop(outcome.id)]
@@ -364,7 +353,7 @@ class ModelNode:
         trial.worker, trial.attempts, trial.lost_workers = outcome[-3:]
         self._told.append(outcome.id)
         is_kept = len(self._ended) < _MOST_KEPT and len(submission.payload) <= _KEPT_BYTES
-        is_kept &= outcome.state is State.FAILED
+        is_kept &= outcome.state is TaskState.FAILED
         if self._folder and (is_kept or isinstance(task, Candidate)):
             self._ended[trial.number] = task
         mean_s = self._mean_s
@@ -374,7 +363,7 @@ class ModelNode:
         try:
             if wrong := self._wrong.pop(outcome.id, None):
                 raise wrong
-            if outcome.state is State.DONE:
+            if outcome.state is TaskState.DONE:
                 is_foreign = isinstance(task, Foreign)
                 result = outcome.payload if is_foreign else pickle.loads(outcome.payload)
                 trial.score = self._model.score(result)
@@ -382,15 +371,15 @@ class ModelNode:
                 if isinstance(task, Candidate):
                     trial.values, trial.is_feasible = task.values, task.is_feasible
                 trial.state = TrialState.DONE
-            elif outcome.state is State.STOPPED:
+            elif outcome.state is TaskState.STOPPED:
                 trial.score = trial.curve[-1][1] if trial.curve else None
                 self._model.stopped(task, trial.score)
                 trial.state = TrialState.STOPPED
             else:
                 self._fail(task, trial, failure_of(repr(task), outcome), outcome.text)
-            self._has_result |= outcome.state is not State.FAILED
+            self._has_result |= outcome.state is not TaskState.FAILED
         except Exception as error:  # noqa: BLE001 - of the user's code, or its result cannot be unpickled
-            what = "result" if outcome.state is State.DONE else "end"
+            what = "result" if outcome.state is TaskState.DONE else "end"
             text = f"the model did not take its {what}: {type(error).__name__}: {error}"
             failure = FailedTaskError(f"{task!r}: {text}")
             failure.__cause__ = error
@@ -432,7 +421,7 @@ class ModelNode:
         return not len(outbox)
 
     def _keep(self, outbox: Outbox) -> None:
-        """Lets brokers forget outcomes that cannot be lost any more."""
+        """Acknowledges outcomes that cannot be lost any more: brokers forget them."""
         if not self._told or (self._is_kept and time.monotonic() < self._saved_at + _SAVE_S):
             return
         told, self._told = self._told, []
@@ -441,7 +430,7 @@ class ModelNode:
         outbox.acknowledge(told)
 
     def _end(self, outbox: Outbox) -> None:
-        """Ends what the search has used."""
+        """Ends the parts of the search."""
         if self._is_over:
             outbox.cancel(list(outbox.outstanding))
             self._give_up()
@@ -458,20 +447,6 @@ class ModelNode:
             self._call_back("on_trial_end", trial)
 
     def _wait_for_stop(self, seconds: float) -> bool:
-        """Waits, and lets those stop the program who wait for the end of the search."""
+        """Waits, so that callers that wait for the end of the search can stop the program."""
         self._over.set()
         return lp.wait_for_stop(seconds)
-
-
-def failure_of(task: str, outcome: Outcome) -> FailedTaskError:
-    """Returns the error of a task that has failed, with what it raised as the cause."""
-    error = FailedTaskError(
-        f"{task}{f' on {outcome.worker}' if outcome.worker else ''}: {outcome.text}"
-    )
-    if outcome.payload:
-        report: courier.ExceptionReport = pickle.loads(outcome.payload)
-        error = FailedTaskError(
-            f"{task} on {outcome.worker} raised {report.type_name}: {report.message}"
-        )
-        error.__cause__ = report.rebuild(outcome.worker, BaseException)
-    return error

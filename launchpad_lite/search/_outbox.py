@@ -1,7 +1,7 @@
-"""What a model does with its tasks: sends each to a broker, and gets one outcome of each.
+"""The tasks of a model: sends each to a broker, and gets one outcome of each.
 
-When its broker is lost, what has no outcome yet goes to another one. Whichever outcome of a task
-comes first counts.
+When its broker is lost, tasks without an outcome go to another one. The first outcome of a task
+counts.
 """
 
 import contextlib
@@ -14,24 +14,26 @@ from types import MappingProxyType
 from typing import Any
 
 import courier
-from launchpad_lite.search._helping import LOST
 from launchpad_lite.search._messages import (
     MOST_BYTES,
     Collected,
     Load,
-    Outcome,
-    Progress,
-    Submission,
+    TaskOutcome,
+    TaskProgress,
+    TaskSubmission,
     first_of,
     longer,
     transfer_s,
 )
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
+from launchpad_lite.search.errors import LOST
 
 #: Seconds until a full or a lost broker is tried again.
-_RETRY_S = 0.02
-#: Heartbeats that are left out when the name server does not answer.
+RETRY_S = 0.02
+#: Seconds that one call of a collecting thread waits, between two checks of its end.
+COLLECT_S = 0.5
+#: Heartbeats that are skipped when the name server does not answer.
 _PAUSES = 10
 #: Tasks in one call.
 _MOST_AT_ONCE = 1000
@@ -44,7 +46,7 @@ class Outbox:
         self,
         presence: Presence,
         timing: Timing,
-        outstanding: Mapping[str, Submission] = MappingProxyType({}),
+        outstanding: Mapping[str, TaskSubmission] = MappingProxyType({}),
         broker: str = "",
     ) -> None:
         """Makes one.
@@ -52,7 +54,7 @@ class Outbox:
         Args:
             presence: How it finds brokers.
             timing: Of the search.
-            outstanding: Tasks that an earlier life has sent, and that have no outcome.
+            outstanding: Tasks without an outcome that an earlier life has sent.
             broker: The one that the earlier life used.
         """
         self._presence = presence
@@ -60,31 +62,32 @@ class Outbox:
         self._model = presence.member.who.name
         self._session = uuid.uuid4().hex
         self._lock = threading.RLock()
-        #: Held while a broker is asked: it forgets what another thread would send it meanwhile.
+        #: Held while a broker is asked for its tasks: it would forget those that another thread
+        #: sends meanwhile.
         self._asking = threading.RLock()
         self._outstanding = dict(outstanding)
-        #: Of these, those that have begun, and whether they have a worker now.
+        #: Those of these tasks that have begun, and whether they have a worker now.
         self._running: dict[str, bool] = {}
-        #: Tasks that have begun, as the newest `collect` has found: each once.
+        #: Tasks that the newest `collect` has found to have begun: each once.
         self.begun: list[str] = []
-        #: Of these, those of the earlier life: brokers may have them with the code of that time.
+        #: Outstanding tasks of the earlier life: brokers may have them with the code of that time.
         self._renewed = set(outstanding)
-        #: Of these, those that no broker has accepted yet.
+        #: Outstanding tasks that no broker has accepted yet.
         self._unsent: dict[str, None] = {}
-        #: Of these, a large one that is on its way, and its call: others pass it.
+        #: A large one of these that is being sent, and its call: smaller ones do not wait for it.
         self._large: tuple[str, Any] = ("", None)
-        #: Outcomes that were collected, and are to be kept by brokers.
+        #: Tasks whose outcomes were collected, but are not acknowledged: brokers keep them.
         self._kept: dict[str, None] = {}
         self._acknowledged: list[str] = []
-        #: And whether by force.
+        #: Tasks to end early, and whether by force.
         self._stopped: dict[str, bool] = {}
         self._broker = broker
-        #: Whether other brokers may have tasks of an earlier life, which are not known yet.
+        #: Whether other brokers may have unknown tasks of an earlier life.
         self._is_heir = bool(broker)
-        #: Which life of it knows the tasks; empty before it was asked.
+        #: The life of the broker that knows the tasks; empty before it was asked.
         self._life = ""
         self._lost_at: float | None = None
-        #: Seconds longer that calls may take: how large outcomes are, and how slow a disk is, is not known.
+        #: Extra seconds that calls may take, for large outcomes and slow disks.
         self._slack_s = 0.0
         #: Brokers that may still have tasks of this model.
         self._left: set[str] = set()
@@ -93,7 +96,7 @@ class Outbox:
         self.unknown_kinds: Sequence[str] = ()
 
     @property
-    def outstanding(self) -> dict[str, Submission]:
+    def outstanding(self) -> dict[str, TaskSubmission]:
         """Tasks without an outcome."""
         with self._lock:
             return dict(self._outstanding)
@@ -116,7 +119,7 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._outstanding)
 
-    def add(self, submissions: Iterable[Submission]) -> None:
+    def add(self, submissions: Iterable[TaskSubmission]) -> None:
         """Adds tasks; `send` sends them."""
         with self._lock:
             for each in submissions:
@@ -124,12 +127,12 @@ class Outbox:
                 self._unsent[each.id] = None
 
     def stop(self, ids: Iterable[str], *, kill: bool = False) -> None:
-        """Has tasks end early, or by force (`kill`); their outcomes come as those of others."""
+        """Ends tasks early, or by force (`kill`); their outcomes come as usual."""
         with self._lock:
             self._stopped |= {each: kill or self._stopped.get(each, False) for each in ids}
 
     def acknowledge(self, ids: Iterable[str]) -> None:
-        """Lets brokers forget outcomes that were collected."""
+        """Acknowledges collected outcomes, which brokers then forget."""
         with self._lock:
             for each in ids:
                 self._kept.pop(each, None)
@@ -156,14 +159,14 @@ class Outbox:
                 return False
             part = self._next_part()
             if not part:
-                break  # to be ready sent all
+                break  # `_ready` has sent all
             try:
                 count = self._submit(part)
             except (*LOST, KeyError) as error:  # the other thread may have left the broker
                 self._note_loss(error)
                 return False
             if count is None:
-                return False  # once it is there, the next call notes it
+                return False  # the next call notes when it has arrived
             self._lost_at = None
             with self._lock:
                 for each in part[:count]:
@@ -175,14 +178,14 @@ class Outbox:
                 return False  # there is no room now
         return True
 
-    def _next_part(self) -> list[Submission]:
+    def _next_part(self) -> list[TaskSubmission]:
         with self._lock:
             some = [
                 self._outstanding[each] for each in itertools.islice(self._unsent, _MOST_AT_ONCE)
             ]
             return first_of(sorted(some, key=_is_large))
 
-    def _submit(self, part: Sequence[Submission]) -> int | None:
+    def _submit(self, part: Sequence[TaskSubmission]) -> int | None:
         """Returns how many tasks the broker has accepted; None: a large one is on its way."""
         accepted: int
         if not _is_large(part[0]):
@@ -190,7 +193,7 @@ class Outbox:
             return accepted
         key, call = self._large
         if key != part[0].id:
-            # It takes what it takes; that the broker is lost, other calls find out.
+            # No limit of time: other calls find out if the broker is lost.
             client = courier.with_timeout(self._presence.client(self._broker), None)
             call = client.futures.submit(self._model, part)
             self._large = part[0].id, call
@@ -200,10 +203,10 @@ class Outbox:
         accepted = call.result()
         return accepted
 
-    def collect(self, wait_s: float) -> tuple[list[Outcome], list[Progress]]:
-        """Returns outcomes of outstanding tasks, each once, and their progress; waits for some.
+    def collect(self, wait_s: float) -> tuple[list[TaskOutcome], list[TaskProgress]]:
+        """Waits for outcomes of outstanding tasks; returns each once, and progress.
 
-        Each is to be acknowledged, once it is not needed again even if this process ends.
+        Acknowledge each once it is saved, so that a restart does not need it again.
 
         Args:
             wait_s: Seconds to wait at most.
@@ -212,7 +215,7 @@ class Outbox:
         self._beat()
         late = self._revisit() if self._left else []
         if late or not self._is_ready():
-            time.sleep(0.0 if late else min(wait_s, _RETRY_S))
+            time.sleep(0.0 if late else min(wait_s, RETRY_S))
             return late, []
         with self._lock:
             acknowledged, self._acknowledged = self._acknowledged, []
@@ -231,7 +234,7 @@ class Outbox:
         self._slack_s /= 2
         self.load, self.unknown_kinds = found.load, found.unknown_kinds
         if found.life != self._life:
-            self._life = ""  # another one than that which was asked for its tasks
+            self._life = ""  # not the life that was asked for its tasks
         progress = [each for each in found.progress if each.id in self._outstanding]
         outcomes = [each for each in found.outcomes if self._take(each)]
         with self._lock:
@@ -241,7 +244,7 @@ class Outbox:
                     self._running[each] = is_running
         return outcomes, progress
 
-    def _take(self, outcome: Outcome) -> bool:
+    def _take(self, outcome: TaskOutcome) -> bool:
         """Takes an outcome; returns whether it is the first one of its task."""
         with self._lock:
             self._unsent.pop(outcome.id, None)
@@ -254,14 +257,14 @@ class Outbox:
             self._acknowledged.append(outcome.id)
             return False
 
-    # Which broker.
+    # The choice of a broker.
 
     def _client(self, wait_s: float = 0.0) -> Any:
         client = self._presence.client(self._broker)
         return courier.with_timeout(client, wait_s + self._slack_s + 2 * self._timing.beat_s)
 
     def _is_ready(self) -> bool:
-        """Finds a broker, and has it know the outstanding tasks; returns whether it does."""
+        """Finds a broker, and compares the outstanding tasks with it; returns whether it did."""
         if self._life:
             return True
         with self._asking:
@@ -273,7 +276,7 @@ class Outbox:
                 self._broker = self._presence.choose(avoid=list(self._left))
             if not self._broker:
                 return False
-            known = [*self._outstanding, *self._kept]  # it may have what it did not answer to
+            known = [*self._outstanding, *self._kept]  # accepted perhaps, without an answer
         try:
             awaited = [each for each in known if each in self._renewed]
             life, missing = self._client().resume(self._model, known, awaited)
@@ -296,8 +299,8 @@ class Outbox:
             self._slack_s = longer(self._slack_s)
         with self._lock:
             self._life = ""
-            self._session = uuid.uuid4().hex  # what it had answered may not have arrived
-            self._running = dict.fromkeys(self._running, False)  # it says all of them again
+            self._session = uuid.uuid4().hex  # its last answers may not have arrived
+            self._running = dict.fromkeys(self._running, False)  # it reports all of them again
             if self._lost_at is None:
                 self._lost_at = now
             elif now - self._lost_at > self._timing.patience_s:
@@ -308,16 +311,16 @@ class Outbox:
         now = time.monotonic()
         if now >= self._beat_at:
             answers = self._presence.beat(self._broker)
-            # A lost one is not asked often, since that takes time, and nobody waits for it.
+            # Asks a lost one rarely: it takes time, and nothing waits for the answer.
             pause_s = self._timing.beat_s * (1 if answers else _PAUSES)
             self._beat_at = time.monotonic() + pause_s
             if self._is_heir and self._presence.view.brokers:
                 self._is_heir = False
                 self._left.update(self._presence.view.brokers)
 
-    def _revisit(self) -> list[Outcome]:
-        """Gets what brokers have that were left and are back, and has them forget the rest."""
-        found: list[Outcome] = []
+    def _revisit(self) -> list[TaskOutcome]:
+        """Collects from brokers that were left and are back, and makes them forget the rest."""
+        found: list[TaskOutcome] = []
         known = self._presence.view.brokers
         for name in [each for each in self._left if each in known and each != self._broker]:
             client = courier.with_timeout(self._presence.client(name), self._timing.beat_s)
@@ -333,5 +336,5 @@ class Outbox:
         return found
 
 
-def _is_large(submission: Submission) -> bool:
+def _is_large(submission: TaskSubmission) -> bool:
     return len(submission.payload) > MOST_BYTES

@@ -1,4 +1,4 @@
-"""What trials print: `trials/<number>/log` in the folder of a search."""
+"""The output of trials: `trials/<number>/log` in the folder of a search."""
 
 import contextlib
 import ctypes
@@ -8,18 +8,23 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from launchpad_lite._private_files import make_folder, make_own_folder, open_private, open_to_read
+from launchpad_lite.parts.private_files import (
+    make_folder,
+    make_own_folder,
+    open_private,
+    open_to_read,
+)
 from launchpad_lite.search._messages import Life
 from launchpad_lite.search.tasks import RunningTrial
 
-#: Of the end of a log.
+#: Bytes of the end of a log.
 _MOST_BYTES = 4000
 _MOST_LINES = 40
 _C = ctypes.CDLL(None)
 
 
 class TrialOutput:
-    """Takes what this process, its C code and processes below it print, one trial after the other.
+    """Redirects output of this process, its C code and its children, one trial after the other.
 
     A folder with a log takes a third of a millisecond, so only a trial that prints gets one.
     """
@@ -27,16 +32,17 @@ class TrialOutput:
     def __init__(self, worker: Life) -> None:
         self._worker = worker
         self._lock = threading.Lock()
-        #: Where this process prints else.
+        #: Where this process prints outside of trials.
         self._before: tuple[int, int] | None = None
         #: The folder of the search, once it was found here. All paths are texts, which takes half the time.
         self._kept: str | None = None
-        #: Where a trial prints first, open, and where that belongs. Empty, it is renamed for the next one.
+        #: The file, open, where a trial prints first, and its final path. Still empty, it is
+        #: renamed for the next one.
         self._out, self._aside, self._log = -1, "", ""
 
     @contextlib.contextmanager
     def of(self, trial: RunningTrial) -> Iterator[None]:
-        """Takes what is printed in a block, if the folder of the search is here."""
+        """Redirects output in a block, if the folder of the search is here."""
         self._before = self._before or (os.dup(1), os.dup(2))
         if trial._kept is not None:
             with contextlib.suppress(OSError):
@@ -70,7 +76,7 @@ class TrialOutput:
             return self._out
 
     def keep(self) -> None:
-        """Gives the log its place once the trial has printed."""
+        """Moves the log to its final path once the trial has printed."""
         with self._lock, contextlib.suppress(OSError):
             if self._aside and os.fstat(self._out).st_size:
                 os.close(self._out)
@@ -80,14 +86,14 @@ class TrialOutput:
                 aside.rename(log)
 
     def close(self) -> None:
-        """Leaves no empty file behind."""
+        """Removes an empty file."""
         self.keep()
         if self._aside:
             Path(self._aside).unlink(missing_ok=True)
 
 
 def _print_to(out: int, error: int) -> None:
-    """Has this process print to descriptors, once what it has printed is where that belongs."""
+    """Flushes what this process has printed, and has it print to descriptors."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the user's own
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it flushes, too
@@ -97,9 +103,9 @@ def _print_to(out: int, error: int) -> None:
 
 
 def last_lines(folder: str, number: int, *, was_lost: bool) -> str:
-    """Returns what a trial of a search has printed last; nothing if that cannot be read here.
+    """Returns the last output of a trial of a search; nothing if that cannot be read here.
 
-    If its worker `was_lost`, it may have ended before the log had its place.
+    If its worker `was_lost`, it may have ended before the log was moved to its path.
     """
     log = Path(folder, "trials", str(number), "log")
     with contextlib.suppress(OSError):

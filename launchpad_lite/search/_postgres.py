@@ -10,28 +10,31 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from launchpad_lite.search._queue import Changes, Task
+from courier.lowlevel import join_address
+from launchpad_lite.search._queue import Changes, QueuedTask
 from launchpad_lite.search._resuming import process_here
-from launchpad_lite.search._store import CHANGING, COLUMNS, changing_of, row_of, task_of
+from launchpad_lite.search._store import (
+    CHANGING,
+    COLUMNS,
+    IN_USE_S,
+    Store,
+    changing_of,
+    row_of,
+    task_of,
+)
 from launchpad_lite.search.errors import StoreError, StoreInUseError
 
 _TABLES = """
 create table if not exists search_brokers (
-    name text primary key, epoch bigint not null, seen_at timestamptz not null
+    name text primary key, epoch bigint not null, seen_at timestamptz not null, process text
 );
-alter table search_brokers add column if not exists process text;
 create table if not exists search_tasks (
-    broker text, id text, number bigint, owner text, kind text, payload bytea,
-    priority double precision, retries integer, limits text,
-    worker text, life text, token text, place text, errors text, losses integer,
-    state text, result bytea, text text, seconds double precision, ran_by text,
+    broker text, id text, number bigint, owner text, options text, payload bytea, status text, result bytea,
     primary key (broker, id)
 );
-alter table search_tasks add column if not exists place text;
 """
-#: Seconds until a database that is in use is looked at again.
-_RETRY_S = 0.1
-#: So that two brokers do not make the tables at once.
+_NO_SUCH_COLUMN = "42703"
+#: Held while tables are made, so that two brokers do not make them at once.
 _LOCK = zlib.crc32(b"launchpad_lite.search")
 #: Held by the script of a search.
 _SEARCH = _LOCK + 1
@@ -62,7 +65,7 @@ _CHANGE = (
 )
 _DELETE = "delete from search_tasks where broker = %s and id = any(%s)"
 _LOAD = f"select {', '.join(COLUMNS)} from search_tasks where broker = %s"  # noqa: S608 - as above
-# Looks again at those whose rows were locked, after they are free.
+# Waits for locked rows, and reads them again.
 _SILENT = """
 select name from search_brokers
 where name <> %s and seen_at < clock_timestamp() - make_interval(secs => %s)
@@ -77,11 +80,11 @@ _TAKE = (
 
 @contextlib.contextmanager
 def held_database(url: str | None, silence_s: float) -> Iterator[None]:
-    """Holds a database for one search in a block, as far as it can be reached from here.
+    """Holds a database for one search in a block, if it can be reached from here.
 
     Args:
         url: As for `PostgresStore`; None: there is none.
-        silence_s: Seconds after which brokers that do not show themselves are lost.
+        silence_s: Seconds after which brokers without heartbeats are lost.
 
     Raises:
         StoreInUseError: Another search uses it.
@@ -90,7 +93,7 @@ def held_database(url: str | None, silence_s: float) -> Iterator[None]:
         with contextlib.suppress(ImportError):
             import psycopg
 
-            with contextlib.suppress(psycopg.Error):  # brokers say what is wrong
+            with contextlib.suppress(psycopg.Error):  # brokers report what is wrong
                 if url is not None:
                     held = psycopg.connect(
                         url, autocommit=True, connect_timeout=10, application_name=process_here()
@@ -114,11 +117,11 @@ def _take_hold(connection: Any, silence_s: float) -> None:
                 f"database {connection.info.dbname}: another search uses it, by {found[0]}, "
                 f"{found[1]}. End that one, or give each search a database of its own"
             )
-        time.sleep(_RETRY_S)
+        time.sleep(IN_USE_S)
 
 
-class PostgresStore:
-    """The rows of one broker. What was written survives a loss of power, as the server is set up."""
+class PostgresStore(Store):
+    """The rows of one broker. The server's settings decide if they survive a loss of power."""
 
     def __init__(self, url: str, broker: str) -> None:
         """Connects, and ends the right to write of an earlier life of the broker.
@@ -144,11 +147,11 @@ class PostgresStore:
                 url,
                 autocommit=True,
                 connect_timeout=10,
-                # A machine that is lost in the middle of a write does not keep others waiting.
+                # Others do not wait for a machine that is lost in the middle of a write.
                 options="-c idle_in_transaction_session_timeout=5000",
             )
         info = self._connection.info
-        self._where = f"{broker}, database {info.dbname} of {info.host}:{info.port}"
+        self._where = f"{broker}, database {info.dbname} of {join_address(info.host, info.port)}"
         try:
             with self._explained(), self._connection.transaction():
                 run = self._connection.execute
@@ -159,13 +162,11 @@ class PostgresStore:
             self._connection.close()
             raise
 
-    def load(self) -> list[Task]:
-        """As `Store.load`."""
+    def load(self) -> list[QueuedTask]:
         with self._explained():
             return [task_of(row) for row in self._connection.execute(_LOAD, (self._broker,))]
 
     def write(self, changes: Changes) -> None:
-        """As `Store.write`."""
         me = self._broker
         with self._held() as cursor:
             if changes.new:
@@ -176,21 +177,14 @@ class PostgresStore:
             if changes.removed:
                 cursor.execute(_DELETE, (me, list(changes.removed)))
 
-    def stage(self, key: str, what: str, body: bytes, part: int) -> bool:  # noqa: ARG002 - as `Store`
-        """As `Store.stage`: `write` takes all."""
-        return True
-
-    def is_quick(self, changes: Changes) -> bool:  # noqa: ARG002 - as `Store`
-        """As `Store.is_quick`: never, because a server may not answer."""
+    def is_quick(self, changes: Changes) -> bool:  # noqa: ARG002 - a server may not answer
         return False
 
     def beat(self) -> None:
-        """As `Store.beat`."""
         with self._held():
             pass
 
-    def take_over(self, owner: str, silence_s: float) -> list[Task]:
-        """As `Store.take_over`."""
+    def take_over(self, owner: str, silence_s: float) -> list[QueuedTask]:
         with self._held() as cursor:
             cursor.execute(_SILENT, (self._broker, silence_s, owner))
             silent = [name for (name,) in cursor]
@@ -202,7 +196,7 @@ class PostgresStore:
         return [task_of(row) for row in rows]
 
     def close(self) -> None:
-        """As `Store.close`. Another search may use the database at once."""
+        # Another search may use the database at once.
         with contextlib.suppress(self._error):
             self._connection.execute(_CLOSE, (self._broker, self._epoch))
         self._connection.close()
@@ -224,6 +218,11 @@ class PostgresStore:
         try:
             yield
         except self._error as error:
+            if error.sqlstate == _NO_SUCH_COLUMN:
+                raise StoreError(
+                    f"{self._where}: another version of launchpad-lite has made its tables, which this one "
+                    "cannot read; name another database"
+                ) from error
             raise StoreError(
                 f"{self._where}: {str(error).strip()}; start it again when the database answers: all "
                 "that was accepted is kept"

@@ -2,16 +2,15 @@
 
 import contextlib
 import random
+import uuid
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import courier
-from launchpad_lite.search._helping import LOST
-from launchpad_lite.search._messages import Load, Member, View
-from launchpad_lite.search._timing import Timing
-
-#: Seconds until brokers that have not ended are told again.
-_RETRY_S = 0.1
+import launchpad_lite as lp
+from launchpad_lite.search._messages import Life, Load, MembersView, SearchMember, member_here
+from launchpad_lite.search._timing import RETRY_S, Timing
+from launchpad_lite.search.errors import LOST
 
 
 class Presence:
@@ -19,7 +18,7 @@ class Presence:
 
     def __init__(
         self,
-        member: Member,
+        member: SearchMember,
         name_server: Any,
         brokers: Mapping[str, Any],
         connect: Callable[[str], Any],
@@ -40,10 +39,10 @@ class Presence:
         self._clients = dict(brokers)
         self._addresses: dict[str, str] = {}
         self._connect = connect
-        self.view = View(False, {})
+        self.view = MembersView(False, {})
 
     def beat(self, broker: str = "") -> bool:
-        """Shows that it is there, and learns who else is; returns whether the name server answers.
+        """Sends a heartbeat, and keeps the list of brokers in the answer; returns whether one came.
 
         Args:
             broker: The one that it uses.
@@ -63,20 +62,20 @@ class Presence:
         return True
 
     def leave(self) -> None:
-        """Says good-bye."""
+        """Tells the name server that it leaves."""
         try:
             self._name_server.leave(self.member.role, self.member.who)
         except (*LOST, courier.CallCancelledError):
-            pass  # it will notice
+            pass  # it notices the silence
 
     def end_search(self, wait_for_stop: Callable[[float], bool]) -> None:
         """Ends the search: all brokers, once their workers have left.
 
-        Those that are started again meanwhile are told once more.
+        It tells those that start again meanwhile once more.
 
         Args:
-            wait_for_stop: Waits, once all were told; returns whether to give up, because the
-                program stops.
+            wait_for_stop: Waits a while after all were told; returns whether to give up, because
+                the program stops.
         """
         left = dict(self._clients)
         while left:
@@ -89,15 +88,18 @@ class Presence:
                     del left[name]
                 except LOST:
                     pass
-            if wait_for_stop(_RETRY_S):
+            if wait_for_stop(RETRY_S):
                 break
 
     def choose(self, avoid: Collection[str] = ()) -> str:
         """Returns the name of a broker to use; empty if none is known.
 
         Args:
-            avoid: Those that did not answer; one of them, if there is no other.
+            avoid: Brokers that did not answer; returns one of them if there is no other.
         """
+        only = {*self._clients, *self.view.brokers}
+        if len(only) == 1 and not self.view.is_closed:
+            return only.pop()  # it may not have started yet
         try:
             role, who = self.member.role, self.member.who
             place = self._name_server.place(role, who, avoid)
@@ -123,7 +125,7 @@ class Presence:
     def client(self, name: str) -> Any:
         """Returns a client of a broker that `choose` has returned."""
         if name in self._clients and name not in self._addresses:
-            return self._clients[name]  # it was there from the start, and follows where it moves
+            return self._clients[name]  # of the program: follows the broker to a new address
         if name not in self.view.brokers:
             return self._clients[name]  # lost, perhaps for a moment only
         address, _ = self.view.brokers[name]
@@ -131,3 +133,11 @@ class Presence:
             self._clients[name] = self._connect(address)
             self._addresses[name] = address
         return self._clients[name]
+
+
+def presence_of_node(
+    role: str, name_server: Any, brokers: Mapping[str, Any], timing: Timing
+) -> Presence:
+    """Returns that of the node that calls it."""
+    who = Life(lp.current_node().name, uuid.uuid4().hex)
+    return Presence(member_here(role, who), name_server, brokers, courier.Client, timing)

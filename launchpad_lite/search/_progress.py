@@ -17,7 +17,7 @@ _WIDTHS = {
     "workers": 8,
     "best": 12,
 }
-#: Seconds between two rows where lines cannot be drawn again.
+#: Seconds between two rows where the output is no terminal.
 _ROW_S = 10.0
 _BAR = 16
 
@@ -30,7 +30,7 @@ class Table:
 
         Args:
             total: How many trials there will be, if that is known.
-            out: Where to; stderr by default.
+            out: The output; stderr by default.
         """
         self._total = total
         self._out = sys.stderr if out is None else out

@@ -1,11 +1,11 @@
-"""What a broker decides: which worker gets which task, and what becomes of it.
+"""The decisions of a broker: which worker gets which task, and how tasks end.
 
 A state machine without I/O and without a clock: `now` is any clock that never goes back, in seconds.
 Not thread-safe.
 
 A task waits, is leased to a worker, and has an outcome, which stays until its model has acknowledged
 it. The first outcome counts; all later ones are dropped. So each task has one, whatever is lost,
-doubled or late. Who helps another broker is to that one a worker with many tasks.
+doubled or late. A broker that helps another one is to it a worker with many tasks.
 """
 
 import heapq
@@ -22,54 +22,54 @@ from launchpad_lite.search._messages import (
     Life,
     Limits,
     Load,
-    Machine,
-    Outcome,
-    Progress,
-    State,
-    Submission,
+    TaskOutcome,
+    TaskProgress,
+    TaskState,
+    TaskSubmission,
+    WorkerMachine,
     first_of,
     transfer_s,
 )
 from launchpad_lite.search._room import Use, could_run, kept_for, room
 
-#: A kind; with what tasks of it need of a machine, if they need something. In a lane they are alike.
+#: A kind, and the resources that its tasks need, if any. All tasks of a lane are alike.
 _Lane = str | tuple[str, Limits]
-#: Where a task is, and on which devices, that needs nothing.
+#: The place of a task that needs no resources.
 _NOWHERE: tuple[str, tuple[str, ...]] = "", ()
 #: Points of learning curves that wait for a model; older ones are dropped.
 _MOST_PROGRESS = 10_000
-#: Entries of heaps that do not count, before they are looked for.
+#: Outdated entries of heaps, from which on they are removed.
 _MOST_STALE = 100
 
 
 @dataclass(slots=True)
-class Task:
+class QueuedTask:
     """A task, as its broker sees it.
 
     Attributes:
         submission: As it came.
         owner: The model that gets the outcome, or the broker that is helped.
-        number: The order in which they came.
+        number: Counts tasks in the order of arrival.
         helps: Whether it belongs to another broker.
-        lease: Who has it, and the token of the assignment.
-        errors: Of each time that it has raised.
-        place: The machine whose part it uses in its lease, and the devices; empty: it needs nothing.
+        lease: The worker that has it, and the token of the assignment.
+        errors: One for each time that it has raised.
+        place: The machine and devices that it uses during its lease; empty: it needs nothing.
         losses: How often its worker was lost.
-        outcome: What its owner gets.
+        outcome: The result for its owner.
         expires_at: When the lease ends. Not stored.
         deadline_at: When it has run too long. Not stored.
         is_stopped: Whether its worker is to end it. Not stored.
-        is_killed: Whether that is to end its process for it. Not stored.
+        is_killed: Whether the worker is to end its process for that. Not stored.
     """
 
-    submission: Submission
+    submission: TaskSubmission
     owner: str
     number: int
     helps: bool = False
     lease: tuple[Life, str] | None = None
     errors: tuple[str, ...] = ()
     losses: int = 0
-    outcome: Outcome | None = None
+    outcome: TaskOutcome | None = None
     place: tuple[str, tuple[str, ...]] = _NOWHERE
     expires_at: float = 0.0
     deadline_at: float | None = None
@@ -79,31 +79,32 @@ class Task:
 
 @dataclass(frozen=True)
 class Changes:
-    """What the store has to take over, at once.
+    """Changes for the store to write, at once.
 
     Attributes:
-        new: Tasks that it does not have.
+        new: Tasks that are not in the store.
         changed: Tasks that have changed, except for their submission.
         removed: Ids of tasks that are not needed any more.
     """
 
-    new: Sequence[Task]
-    changed: Sequence[Task]
+    new: Sequence[QueuedTask]
+    changed: Sequence[QueuedTask]
     removed: Sequence[str]
 
 
 @dataclass
-class _Worker:
+class _WorkerRecord:
     life: str
     kinds: frozenset[str]
     #: Whether it is a broker.
     helps: bool
     seen_at: float
     held: set[str] = field(default_factory=set)
-    #: Whether it was there before this life of the broker, and was not heard of in it.
+    #: Whether it is known from an earlier life of the broker only.
     is_restored: bool = False
-    machine: Machine | None = None
-    #: The task that uses something of the machine, and what: until the worker says that it has it no more.
+    machine: WorkerMachine | None = None
+    #: The task that uses resources of the machine, and these, until the worker reports that it is
+    #: gone.
     using: tuple[str, Use] | None = None
 
 
@@ -116,7 +117,7 @@ class _Owner:
     ids: dict[str, None] = field(default_factory=dict)
     #: Outcomes that were not delivered in this session.
     ready: dict[str, None] = field(default_factory=dict)
-    progress: list[Progress] = field(default_factory=list)
+    progress: list[TaskProgress] = field(default_factory=list)
     #: As `Collected.begun`.
     begun: dict[str, bool] = field(default_factory=dict)
 
@@ -130,40 +131,40 @@ class Queue:
         """Makes an empty one.
 
         Args:
-            lease_s: Seconds that a worker has a task for without being heard of.
+            lease_s: Seconds that a silent worker keeps a task.
             max_losses: How often a task may lose its worker; once more, and it fails.
             max_queued: Tasks that may wait; more are not accepted.
         """
         self._lease_s = lease_s
         self._max_losses = max_losses
         self._max_queued = max_queued
-        self._tasks: dict[str, Task] = {}
+        self._tasks: dict[str, QueuedTask] = {}
         self._numbers = itertools.count()
         #: By kind and needs, the next task first. An entry counts if its task waits.
         self._waiting: dict[_Lane, list[tuple[float, int, str]]] = {}
-        #: Of these lanes, those whose tasks need something.
+        #: Those of these lanes whose tasks need resources.
         self._needing: set[_Lane] = set()
         self._queued = 0
         self._leased: set[str] = set()
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, _WorkerRecord] = {}
         self._owners: dict[str, _Owner] = {}
-        #: Tasks of an earlier life, which wait until their model says that they are as they were, or
-        #: sends them again with the newest code.
+        #: Tasks of an earlier life, which wait until their model confirms them, or sends them again
+        #: with the newest code.
         self._awaited: set[str] = set()
-        #: Tasks that workers have, and that no model has sent (again) yet.
+        #: Tasks that workers report, and that no model has sent (again) yet.
         self._claims: dict[str, tuple[Life, str]] = {}
         self._began_at: float | None = None
         self._ticked_at = math.inf
         self._new: dict[str, None] = {}
         self._changed: dict[str, None] = {}
         self._removed: dict[str, None] = {}
-        #: Counts what has to be stored.
+        #: Counts changes to store.
         self.changes = 0
 
-    # What is stored.
+    # Storing.
 
-    def restore(self, tasks: Iterable[Task], now: float) -> None:
-        """Takes over what a store has. Leases count from now: their workers have time to be heard of."""
+    def restore(self, tasks: Iterable[QueuedTask], now: float) -> None:
+        """Takes over the tasks of a store. Leases begin now: workers have time to report."""
         self._ticked_at = now
         number = -1
         for task in sorted(tasks, key=lambda task: task.number):
@@ -178,11 +179,12 @@ class Queue:
                 self._time(task, now)
                 worker = task.lease[0]
                 known = self._workers.setdefault(
-                    worker.name, _Worker(worker.life, frozenset(), False, now, is_restored=True)
+                    worker.name,
+                    _WorkerRecord(worker.life, frozenset(), False, now, is_restored=True),
                 )
                 known.held.add(task.submission.id)
                 if task.place[0]:
-                    known.machine = Machine(task.place[0])
+                    known.machine = WorkerMachine(task.place[0])
                     known.using = task.submission.id, (task.submission.limits, task.place[1])
             else:
                 self._push(task)
@@ -196,24 +198,24 @@ class Queue:
         self._new, self._changed, self._removed = {}, {}, {}
         return changes
 
-    def _note(self, task: Task, *, is_new: bool = False) -> None:
+    def _note(self, task: QueuedTask, *, is_new: bool = False) -> None:
         if not task.helps:
             (self._new if is_new else self._changed)[task.submission.id] = None
             self._removed.pop(task.submission.id, None)
             self.changes += 1
 
-    # What models say.
+    # Called for models.
 
-    def submit(self, owner: str, submissions: Sequence[Submission], now: float) -> int:
+    def submit(self, owner: str, submissions: Sequence[TaskSubmission], now: float) -> int:
         """Takes tasks, as many as there is room for, in order; returns how many. Known ones count.
 
-        One that is known and has no outcome is as it came last from now on.
+        A known task without an outcome is replaced by the new one.
         """
         self._begin(now)
         for count, submission in enumerate(submissions):
             self._awaited.discard(submission.id)
             if (known := self._tasks.get(submission.id)) is not None:
-                if known.helps:  # its broker is lost to the model, and this one has it already
+                if known.helps:  # the model has lost its broker, and this one has the task already
                     self._own(known, owner, submission, now)
                 elif known.outcome is None:
                     if known.submission != submission:
@@ -223,21 +225,21 @@ class Queue:
                 continue
             if self._queued >= self._max_queued:
                 return count
-            self._add(Task(submission, owner, next(self._numbers)), now)
+            self._add(QueuedTask(submission, owner, next(self._numbers)), now)
         return len(submissions)
 
-    def lacks(self, submission: Submission) -> bool:
+    def lacks(self, submission: TaskSubmission) -> bool:
         """Returns whether `submit` would take this task for the first time, or in place of an earlier one."""
         known = self._tasks.get(submission.id)
         if known is None:
             return self._queued < self._max_queued
         return known.helps or (known.outcome is None and known.submission != submission)
 
-    def _keep(self, task: Task) -> None:
+    def _keep(self, task: QueuedTask) -> None:
         self._tasks[task.submission.id] = task
         self._owner(task.owner).ids[task.submission.id] = None
 
-    def _add(self, task: Task, now: float) -> None:
+    def _add(self, task: QueuedTask, now: float) -> None:
         submission = task.submission
         self._keep(task)
         self._note(task, is_new=True)
@@ -247,7 +249,7 @@ class Queue:
         else:
             self._lend(task, *claim, now)
 
-    def _own(self, task: Task, owner: str, submission: Submission, now: float) -> None:
+    def _own(self, task: QueuedTask, owner: str, submission: TaskSubmission, now: float) -> None:
         helped = self._owner(task.owner)
         for each in (helped.ids, helped.ready, helped.begun):
             each.pop(submission.id, None)
@@ -262,10 +264,10 @@ class Queue:
         else:
             self._push(task)  # again: it has its priority now
 
-    def collect(self, owner: str, session: str) -> tuple[list[Outcome], list[Progress]]:
+    def collect(self, owner: str, session: str) -> tuple[list[TaskOutcome], list[TaskProgress]]:
         """Returns outcomes, each once in a session, and progress since the last call.
 
-        Those that do not go into one call come with the next ones.
+        Outcomes that do not fit into one call come with the next ones.
 
         Args:
             owner: The model.
@@ -284,7 +286,7 @@ class Queue:
         progress, found.progress = found.progress, []
         return outcomes, progress
 
-    def _outcome(self, key: str) -> Outcome:
+    def _outcome(self, key: str) -> TaskOutcome:
         task = self._tasks[key]
         assert task.outcome is not None
         if not (task.losses or task.errors):
@@ -314,20 +316,20 @@ class Queue:
                 self._remove(task)
 
     def cancel(self, owner: str, ids: Iterable[str]) -> None:
-        """Forgets tasks of which nobody wants the outcome."""
+        """Forgets tasks whose outcome is not wanted any more."""
         for each in ids:
             task = self._tasks.get(each)
             if task is not None and task.owner == owner:
                 self._remove(task)
 
     def stop(self, owner: str, ids: Mapping[str, bool]) -> None:
-        """Has tasks end early, some by force: those that wait at once, others when their worker hears of it."""
+        """Ends tasks early, some by force: waiting ones now, others when their worker hears it."""
         for each, is_killed in ids.items():
             task = self._tasks.get(each)
             if task is None or task.owner != owner or task.outcome is not None:
                 continue
             if task.lease is None:
-                self._decide(task, State.STOPPED)
+                self._decide(task, TaskState.STOPPED)
             else:
                 task.is_stopped = True
                 task.is_killed |= is_killed
@@ -337,8 +339,8 @@ class Queue:
 
         Args:
             owner: The model.
-            ids: What it wants.
-            awaited: Of these, those that come again, and wait until then.
+            ids: The tasks to keep.
+            awaited: Those of these that the model sends again; they wait until then.
         """
         wanted = set(ids)
         here = self._owner(owner).ids
@@ -355,7 +357,7 @@ class Queue:
         here = self._owner(owner).ids
         return [each for each in ids if each not in here]
 
-    # What workers say.
+    # Called for workers.
 
     def take(
         self,
@@ -366,23 +368,23 @@ class Queue:
         now: float,
         *,
         helps: bool = False,
-        machine: Machine | None = None,
+        machine: WorkerMachine | None = None,
     ) -> list[Assignment]:
-        """Leases tasks to a worker, the first ones first that its machine has room for.
+        """Leases tasks to a worker: the first ones for which its machine has room.
 
-        Of those that wait for room there, the first one has what it needs kept for it: later ones get what
-        is left.
+        Resources are reserved for the first task that waits for room there; later ones get the
+        rest.
 
         Args:
-            worker: Who asks.
-            held: All that it has. What it should have and does not has never arrived.
-            kinds: What it can run.
+            worker: The worker that asks.
+            held: All tasks that it has. Other tasks leased to it have never arrived.
+            kinds: The kinds that it can run.
             count: How many it wants.
             now: The time.
             helps: Whether it is a broker.
-            machine: Where it is; None: it gets no tasks that need something of a machine.
+            machine: Its machine; None: it gets no tasks that need resources.
         """
-        known = self._greet(worker, kinds, now, helps=helps)
+        known = self._note_worker(worker, kinds, now, helps=helps)
         known.machine = machine
         if known.using and known.using[0] not in held:
             known.using = None
@@ -397,7 +399,7 @@ class Queue:
         return any(self._peek(lane) is not None for lane in self._lanes(kinds))
 
     def needs_room(self) -> bool:
-        """Returns whether tasks wait that need something of a machine."""
+        """Returns whether tasks that need resources wait."""
         return bool(self._needing)
 
     def _lanes(self, kinds: Collection[str]) -> list[_Lane]:
@@ -407,15 +409,15 @@ class Queue:
         self,
         worker: Life,
         held: Mapping[str, str],
-        progress: Iterable[Progress],
+        progress: Iterable[TaskProgress],
         now: float,
     ) -> dict[str, bool]:
         """Renews leases; returns the tasks that the worker is to stop, and whether by force.
 
         Args:
-            worker: Who is heard of.
-            held: Tokens of what it has, by id.
-            progress: What its tasks have reported.
+            worker: The worker that reports.
+            held: Tokens of its tasks, by id.
+            progress: The reports of its tasks.
             now: The time.
         """
         self._begin(now)
@@ -446,27 +448,27 @@ class Queue:
             return False
         return True
 
-    def awaits(self, outcome: Outcome) -> bool:
+    def awaits(self, outcome: TaskOutcome) -> bool:
         """Returns whether an outcome would count."""
         task = self._tasks.get(outcome.id)
         if task is None or task.outcome is not None:
             return False
         is_current = task.lease is not None and task.lease[1] == outcome.token
-        return outcome.state is State.DONE or is_current  # else somebody else has it by now
+        return outcome.state is TaskState.DONE or is_current  # else another worker has it by now
 
-    def finish(self, outcome: Outcome) -> bool:
+    def finish(self, outcome: TaskOutcome) -> bool:
         """Takes an outcome; returns whether it counts, because it is the first one of its task."""
         if not self.awaits(outcome):
             return False
         task = self._tasks[outcome.id]
-        if outcome.state is State.FAILED:
+        if outcome.state is TaskState.FAILED:
             self._fail(task, outcome)
         else:
             self._settle(task, outcome)
         return True
 
-    def _fail(self, task: Task, outcome: Outcome) -> None:
-        """Has a task run again that has failed, or gives it up."""
+    def _fail(self, task: QueuedTask, outcome: TaskOutcome) -> None:
+        """Queues a failed task again, or gives it up."""
         if not task.helps:
             task.errors += (outcome.text,)
             if len(task.errors) <= task.submission.retries:
@@ -491,13 +493,13 @@ class Queue:
                 self._return(self._tasks[each])
             del self._workers[worker.name]
 
-    # What time says.
+    # The clock.
 
     def tick(self, now: float) -> None:
-        """Ends leases and runs that are too long. Called several times in the time of a lease."""
+        """Ends leases and runs that are too long. Call it several times per `lease_s`."""
         self._begin(now)
         gap_s, self._ticked_at = now - self._ticked_at, now
-        if gap_s > self._lease_s / 2:  # this process stood still, and could hear of nobody
+        if gap_s > self._lease_s / 2:  # this process stood still, and could hear of no worker
             for each in self._leased:
                 self._tasks[each].expires_at = now + self._lease_s
             for worker in self._workers.values():
@@ -505,12 +507,14 @@ class Queue:
         for each in sorted(self._leased):
             task = self._tasks[each]
             is_due = task.deadline_at is not None and task.deadline_at <= now
-            # Workers that are heard of end tasks by themselves, but for those in other languages.
+            # Live workers end tasks by themselves, except those in other languages.
             is_python = task.submission.kind == PYTHON
             if is_due and not (is_python and task.expires_at >= now + self._lease_s / 2):
                 assert task.lease is not None
                 text = f"it ran longer than timeout_s={task.submission.limits.timeout_s:g}"
-                outcome = Outcome(each, "", State.FAILED, text=text, worker=task.lease[0].name)
+                outcome = TaskOutcome(
+                    each, "", TaskState.FAILED, text=text, worker=task.lease[0].name
+                )
                 self._fail(task, outcome)
             elif task.expires_at <= now:
                 self._lose(task, f"was not heard of for {self._lease_s:g} s")
@@ -525,7 +529,7 @@ class Queue:
         self._tidy()
 
     def _tidy(self) -> None:
-        """Forgets models without tasks, and entries of heaps that do not count, once most do not."""
+        """Forgets models without tasks, and outdated entries of heaps, once most are outdated."""
         for name in [name for name, owner in self._owners.items() if not owner.ids]:
             del self._owners[name]
         most = 2 * len(self._tasks) + _MOST_STALE
@@ -544,13 +548,13 @@ class Queue:
         """Takes tasks of another broker, to help it. The owner has stored them; this one does not."""
         for each in assignments:
             if each.id not in self._tasks:
-                submission = Submission(each.id, each.payload, each.kind, limits=each.limits)
-                task = Task(submission, owner, next(self._numbers), helps=True)
+                submission = TaskSubmission(each.id, each.payload, each.kind, limits=each.limits)
+                task = QueuedTask(submission, owner, next(self._numbers), helps=True)
                 self._keep(task)
                 self._push(task)
 
     def drop(self, owner: str, ids: Iterable[str]) -> None:
-        """Forgets tasks with which it helps, because their owner does not want them any more."""
+        """Forgets tasks of a helped broker that does not want them any more."""
         for each in ids:
             task = self._tasks.get(each)
             if task is not None and task.helps and task.owner == owner:
@@ -566,10 +570,10 @@ class Queue:
         owned = self._owner(owner).ids
         return [each for each in owned if self._is_waiting(self._tasks[each])]
 
-    def inherit(self, tasks: Iterable[Task], now: float) -> None:
+    def inherit(self, tasks: Iterable[QueuedTask], now: float) -> None:
         """Takes over tasks of a broker that is lost.
 
-        Who has them shows itself to that broker, not to this one: they wait again.
+        Their workers report to that broker, not to this one: the tasks wait again.
         """
         for task in sorted(tasks, key=lambda task: task.number):
             outcome, task.outcome, task.lease = task.outcome, None, None
@@ -610,27 +614,29 @@ class Queue:
 
     # Workers that come and go.
 
-    def _greet(self, worker: Life, kinds: Collection[str], now: float, *, helps: bool) -> _Worker:
+    def _note_worker(
+        self, worker: Life, kinds: Collection[str], now: float, *, helps: bool
+    ) -> _WorkerRecord:
         known = self._workers.get(worker.name)
         if known is not None and known.life != worker.life:
             for each in sorted(known.held):
                 self._lose(self._tasks[each], "was started again")
             known = None
         if known is None:
-            known = self._workers[worker.name] = _Worker(worker.life, frozenset(), helps, now)
+            known = self._workers[worker.name] = _WorkerRecord(worker.life, frozenset(), helps, now)
         known.kinds, known.helps, known.seen_at = frozenset(kinds), helps, now
         known.is_restored = False
         return known
 
-    def _next(self, worker: _Worker, count: int) -> list[Task]:
-        found: list[Task] = []
+    def _next(self, worker: _WorkerRecord, count: int) -> list[QueuedTask]:
+        found: list[QueuedTask] = []
         size = 0
         while len(found) < count and (first := self._first(worker)) is not None:
             task, lane, place = first
             if worker.helps and task.helps:
-                break  # nobody helps a helper
+                break  # a helper gets no help
             if found and (task.losses or found[0].losses):
-                break  # it may be what ends workers: no other task is to share its fate
+                break  # it may be what ends workers: no other task is to end with it
             if found and (place[0] or found[0].place[0]):
                 break  # it would use its part of the machine while it waits
             size += len(task.submission.payload)
@@ -638,14 +644,16 @@ class Queue:
                 break
             heapq.heappop(self._waiting[lane])
             self._queued -= not task.helps
-            self._leased.add(task.submission.id)  # so that it does not wait any more
+            self._leased.add(task.submission.id)  # so that it is not a waiting task
             task.place = place
             if place[0]:
                 worker.using = task.submission.id, (task.submission.limits, place[1])
             found.append(task)
         return found
 
-    def _first(self, worker: _Worker) -> tuple[Task, _Lane, tuple[str, tuple[str, ...]]] | None:
+    def _first(
+        self, worker: _WorkerRecord
+    ) -> tuple[QueuedTask, _Lane, tuple[str, tuple[str, ...]]] | None:
         """Returns the first task that a worker can run now, its lane, and where it is to run."""
         lanes, machine = self._lanes(worker.kinds), worker.machine
         heads = [(head, lane) for lane in lanes if (head := self._peek(lane)) is not None]
@@ -674,7 +682,7 @@ class Queue:
                 used.append(kept_for(machine, needs, used))
         return None
 
-    def _is_best(self, worker: _Worker, devices: tuple[str, ...]) -> bool:
+    def _is_best(self, worker: _WorkerRecord, devices: tuple[str, ...]) -> bool:
         """Returns whether no worker that waits there is better: one that sees others has to start again."""
         assert worker.machine is not None
         if not devices or worker.machine.pinned in ((), devices):
@@ -684,45 +692,45 @@ class Queue:
             each.name == worker.machine.name and each.pinned in ((), devices) for each in others
         )
 
-    def _lend(self, task: Task, worker: Life, token: str, now: float) -> Assignment:
+    def _lend(self, task: QueuedTask, worker: Life, token: str, now: float) -> Assignment:
         key, payload, kind, _, _, limits = task.submission
         task.lease = worker, token
         self._time(task, now)
         self._leased.add(key)
         if worker.name not in self._workers:
-            self._workers[worker.name] = _Worker(worker.life, frozenset(), False, now)
+            self._workers[worker.name] = _WorkerRecord(worker.life, frozenset(), False, now)
         self._workers[worker.name].held.add(key)
         self._owner(task.owner).begun[key] = True
         self._note(task)
         return Assignment(key, token, kind, payload, limits, task.place[1])
 
-    def _time(self, task: Task, now: float) -> None:
-        """Begins the time that a worker has a task for; longer, if it takes longer to arrive."""
+    def _time(self, task: QueuedTask, now: float) -> None:
+        """Begins the lease of a task; it is longer if the task takes longer to arrive."""
         arrives_at = now + transfer_s([task.submission])
         task.expires_at = arrives_at + self._lease_s
         limit_s = task.submission.limits.timeout_s
         task.deadline_at = None if limit_s is None else arrives_at + limit_s
 
-    def _lose(self, task: Task, why: str) -> None:
+    def _lose(self, task: QueuedTask, why: str) -> None:
         assert task.lease is not None
         worker = self._workers.get(task.lease[0].name)
-        # The end of a broker, this one's with its workers or a helper's, is no fault of its tasks.
+        # Tasks are not to blame for the end of a broker: this one with its workers, or a helper.
         if worker is None or not (worker.helps or worker.is_restored):
             task.losses += 1
         if task.losses > self._max_losses:
             text = f"it has lost {task.losses} workers; the last one, {task.lease[0].name}, {why}"
-            self._decide(task, State.FAILED, text)
+            self._decide(task, TaskState.FAILED, text)
         else:
             self._return(task)
 
-    # What becomes of a task.
+    # The states of a task.
 
-    def _push(self, task: Task) -> None:
+    def _push(self, task: QueuedTask) -> None:
         self._queued += not task.helps
         self._wait(task)
 
-    def _wait(self, task: Task) -> None:
-        """Has workers find a task that waits."""
+    def _wait(self, task: QueuedTask) -> None:
+        """Adds a waiting task to its lane."""
         key, _, _, priority, *_ = task.submission
         if key not in self._awaited and self._is_waiting(task):
             lane = _lane_of(task.submission)
@@ -748,11 +756,11 @@ class Queue:
             and self._is_waiting(task)
         )
 
-    def _is_waiting(self, task: Task) -> bool:
+    def _is_waiting(self, task: QueuedTask) -> bool:
         return task.outcome is None and task.submission.id not in self._leased
 
-    def _release(self, task: Task) -> None:
-        """Ends the lease of a task, or takes it out of those that wait."""
+    def _release(self, task: QueuedTask) -> None:
+        """Ends the lease of a task, or removes it from its lane."""
         if task.lease is not None:
             worker = self._workers.get(task.lease[0].name)
             if worker is not None:
@@ -762,20 +770,20 @@ class Queue:
         elif task.outcome is None and not task.helps:
             self._queued -= 1
 
-    def _return(self, task: Task) -> None:
-        """Has a task that a worker had wait again."""
+    def _return(self, task: QueuedTask) -> None:
+        """Queues a task of a worker again."""
         if task.is_stopped:
-            self._decide(task, State.STOPPED)
+            self._decide(task, TaskState.STOPPED)
             return
         self._release(task)
         self._push(task)
         self._owner(task.owner).begun[task.submission.id] = False
         self._note(task)
 
-    def _decide(self, task: Task, state: State, text: str = "") -> None:
-        self._settle(task, Outcome(task.submission.id, "", state, text=text, attempts=0))
+    def _decide(self, task: QueuedTask, state: TaskState, text: str = "") -> None:
+        self._settle(task, TaskOutcome(task.submission.id, "", state, text=text, attempts=0))
 
-    def _settle(self, task: Task, outcome: Outcome) -> None:
+    def _settle(self, task: QueuedTask, outcome: TaskOutcome) -> None:
         self._release(task)
         task.outcome = outcome
         owner = self._owner(task.owner)
@@ -783,7 +791,7 @@ class Queue:
         owner.begun.pop(outcome.id, None)
         self._note(task)
 
-    def _remove(self, task: Task) -> None:
+    def _remove(self, task: QueuedTask) -> None:
         key = task.submission.id
         self._release(task)
         self._awaited.discard(key)
@@ -806,9 +814,9 @@ class Queue:
             self._ticked_at = min(self._ticked_at, now)
 
 
-def _copies(tasks: Iterable[Task]) -> list[Task]:
+def _copies(tasks: Iterable[QueuedTask]) -> list[QueuedTask]:
     return [
-        Task(
+        QueuedTask(
             task.submission,
             task.owner,
             task.number,
@@ -829,7 +837,7 @@ def _gathered(errors: Sequence[str]) -> str:
     return f"it was run {len(errors)} times, and failed each time; the last one:\n{errors[-1]}"
 
 
-def _lane_of(submission: Submission) -> _Lane:
+def _lane_of(submission: TaskSubmission) -> _Lane:
     needs = submission.limits.needs
     return (submission.kind, Limits(None, None, *needs)) if any(needs) else submission.kind
 

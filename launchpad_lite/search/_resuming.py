@@ -1,4 +1,4 @@
-"""What lies beside the state of a search: which one it is, and which code it ran last."""
+"""Files beside the state of a search: its identity, and the code that it ran last."""
 
 import hashlib
 import inspect
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from launchpad_lite._private_files import make_folder, read_private, write_private
+from launchpad_lite.parts.private_files import make_folder, read_private, write_private
 from launchpad_lite.search.errors import SearchError
 from launchpad_lite.search.models import Model, name_of
 
@@ -15,16 +15,16 @@ _FILE = "search.json"
 
 
 def begin(folder: Path, model: Model, *, anyway: bool, is_elsewhere: bool) -> list[str]:
-    """Takes note of a search that begins or goes on; returns the files whose code has changed.
+    """Records that a search begins or goes on; returns the files whose code has changed.
 
     Args:
         folder: Of the search; made if it is missing.
         model: As the script has made it.
-        anyway: Whether it may be another search than that whose state is there.
+        anyway: Whether it may differ from the search whose state is there.
         is_elsewhere: Whether the state of the model may be in another folder.
 
     Raises:
-        SearchError: There is the state of another one, or of an earlier version.
+        SearchError: The state there is of another search, or of an earlier version.
         OSError: The folder cannot be used.
     """
     make_folder(folder)
@@ -41,7 +41,7 @@ def begin(folder: Path, model: Model, *, anyway: bool, is_elsewhere: bool) -> li
             f"{folder}: an earlier version of launchpad-lite has kept a search here, or another program its "
             "files, which this one cannot go on with. Name a new folder"
         )
-    # Until there is a state, nothing has come of what was called before.
+    # Without a state, an earlier call has no results to lose.
     before = (
         json.loads(read_private(path)) if path.exists() and (has_state or is_elsewhere) else now
     )
@@ -85,5 +85,5 @@ def _code_of(model: Model) -> dict[str, str]:
             if callable(each) and file and Path(file).parent != Path(__file__).parent:
                 found[Path(file).name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
         except (TypeError, OSError):
-            pass  # it has no file: it is no code, or was typed in
+            pass  # it has no file: it is no code, or was entered in a shell
     return found

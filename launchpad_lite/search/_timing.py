@@ -8,11 +8,12 @@ class Timing:
     """Limits of a search, in seconds.
 
     Attributes:
-        lease_s: That a broker leaves a task to a worker that it does not hear of.
+        lease_s: For which a broker leaves a task to a silent worker.
         beat_s: Between two heartbeats: of workers to brokers, and of all to the name server.
-        silence_s: Until the name server drops who is silent.
-        patience_s: That a model waits for its broker to come back before it goes to another one.
-        poll_s: That a call waits for something to happen, before it is made again.
+        silence_s: Until the name server drops a silent participant.
+        patience_s: For which a model waits for its broker to come back before it goes to another
+            one.
+        poll_s: For which a call waits for news, before it is made again.
 
     Example:
         search.run(model, timing=search.Timing(lease_s=60.0, beat_s=5.0, silence_s=30.0))
@@ -37,10 +38,13 @@ class Timing:
     def takeover_s(self) -> float:
         """Seconds until brokers of one database take over tasks of one that is silent.
 
-        Models that lose their broker come to another one after `patience_s`: it may by then.
+        Models that lose their broker come to another one after `patience_s`: tasks can move by
+        then.
         """
         return max(2 * self.beat_s, min(self.silence_s, self.patience_s))
 
 
-#: What users get.
+#: The default.
 DEFAULT = Timing()
+#: Seconds until a part that did not answer is called again.
+RETRY_S = 0.1

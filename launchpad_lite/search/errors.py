@@ -1,4 +1,4 @@
-"""What can go wrong with a search.
+"""The errors of searches.
 
 SearchError
 ├── FailedTaskError     a task raised, lost its workers too often, or took too long   (RuntimeError)
@@ -11,6 +11,7 @@ SearchError
 
 from concurrent.futures import BrokenExecutor
 
+import courier
 from launchpad_lite.errors import LaunchpadError
 
 __all__ = [
@@ -38,15 +39,24 @@ class InitializerError(SearchError, BrokenExecutor):
 
 
 class StoreError(SearchError, OSError):
-    """What a broker must not lose cannot be read or written; the message says where and what to do."""
+    """The tasks of a broker cannot be read or written; the message says where and what to do."""
 
 
 class StoreInUseError(StoreError):
     """Another broker uses this store."""
 
 
+#: The errors of a call whose server is gone, or does not answer.
+LOST = (
+    courier.ServerGoneError,
+    courier.CallTimeoutError,
+    courier.ServerBusyError,
+    StoreError,  # of the broker that was called: it ends
+)
+
+
 class TaskPickleError(SearchError, TypeError):
-    """A task or its result cannot be pickled; the message says what in it."""
+    """A task or its result cannot be pickled; the message names the part."""
 
 
 class WorkerMismatchError(SearchError, RuntimeError):

@@ -12,41 +12,38 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.search._broker import BrokerOptions
 from launchpad_lite.search._messages import (
     PYTHON,
     Life,
     Limits,
-    Outcome,
-    State,
-    Submission,
+    TaskOutcome,
+    TaskState,
+    TaskSubmission,
     member_here,
 )
-from launchpad_lite.search._model_node import failure_of
-from launchpad_lite.search._outbox import Outbox
+from launchpad_lite.search._outbox import COLLECT_S, RETRY_S, Outbox
+from launchpad_lite.search._parts import RELEASE_S, RESTART, BrokerOptions, SearchHandles, add_parts
 from launchpad_lite.search._presence import Presence
-from launchpad_lite.search._store import check_files
 from launchpad_lite.search._timing import DEFAULT, Timing
 from launchpad_lite.search.errors import InitializerError
-from launchpad_lite.search.running import RELEASE_S, RESTART, Parts, add_parts
-from launchpad_lite.search.tasks import Call, options_of, pickled
+from launchpad_lite.search.tasks import Call, failure_of, options_of, pickled
+
+if TYPE_CHECKING:
+    from launchpad_lite.launching import Launcher
 
 __all__ = ["Executor", "ExecutorFuture", "ExecutorHandle"]
 
+P = ParamSpec("P")
 R = TypeVar("R")
-
-#: Seconds until a full or a lost broker is tried again.
-_RETRY_S = 0.02
-#: Seconds that the thread which collects waits for outcomes at a time.
-_WAIT_S = 0.5
+A = TypeVar("A")
 
 
 class Sent(NamedTuple):
-    """A call on its way. A process keeps the 16 functions that it has called last."""
+    """A call that is sent. A process keeps the 16 functions that it has called last."""
 
     function: bytes
     arguments: bytes
@@ -70,14 +67,14 @@ class Sent(NamedTuple):
 
 
 _function_of = functools.lru_cache(16)(pickle.loads)
-#: Which initializer the worker has called that runs in this thread.
+#: The initializer that the worker in this thread has called.
 _worker = threading.local()
 
 
 class ExecutorFuture(Future[R]):
     """The future of a call that a worker runs."""
 
-    #: Has the process end that runs it; whether that was asked for.
+    #: Ends the process that runs it; whether that was asked for.
     end: Callable[[], object]
     is_killed = False
 
@@ -96,8 +93,8 @@ class ExecutorFuture(Future[R]):
 class Executor(concurrent.futures.Executor):
     """Runs functions on workers, on this machine or others: a `concurrent.futures.Executor`.
 
-    Functions and arguments may be whatever cloudpickle takes: lambdas are. A function whose worker
-    is lost runs again on another one. Exceptions arrive as themselves. Thread-safe.
+    Functions and arguments may be all that cloudpickle takes, such as lambdas. A function whose
+    worker is lost runs again on another one. Exceptions arrive as themselves. Thread-safe.
 
     Its workers start with it, and stop with `shutdown`, which the `with` block calls.
 
@@ -111,7 +108,7 @@ class Executor(concurrent.futures.Executor):
         workers: int | None = None,
         *,
         brokers: int = 1,
-        launcher: str = "local_mp",
+        launcher: "str | Launcher" = "local_mp",
         folder: "str | os.PathLike[str] | None" = None,
         max_losses: int = 5,
         initializer: Callable[..., object] | None = None,
@@ -123,12 +120,12 @@ class Executor(concurrent.futures.Executor):
 
         Args:
             workers: How many; by default as many as this process may use cores.
-            brokers: How many pass tasks on.
+            brokers: How many brokers pass tasks on.
             launcher: Where they run, as for `lp.launch`.
             folder: Where brokers keep their tasks; None: in memory, and this process sends again
                 what a broker has lost.
             max_losses: How often a task may lose its worker until it fails.
-            initializer: What each worker calls once, before its first function. If it raises, all
+            initializer: Each worker calls it once, before its first function. If it raises, all
                 futures raise `InitializerError`.
             initargs: Its arguments.
             timing: How long the parts wait for each other.
@@ -138,7 +135,7 @@ class Executor(concurrent.futures.Executor):
             TypeError: The initializer cannot be pickled.
             ValueError: A number is too small.
             StoreInUseError: Another search uses the folder.
-            StoreError: What brokers have kept there is damaged.
+            StoreError: The store of a broker there is damaged.
         """
         program = lp.Program("executor")
         options = BrokerOptions(
@@ -149,13 +146,11 @@ class Executor(concurrent.futures.Executor):
             first = pickled(functools.partial(initializer, *initargs), initializer)
         workers = len(os.sched_getaffinity(0)) if workers is None else workers
         parts = add_parts(
-            program,
-            workers=workers,
-            brokers=brokers,
-            label="executor",
-            options=options,
+            program, workers=workers, brokers=brokers, label="executor", options=options
         )
         if folder is not None:
+            from launchpad_lite.search._sqlite import check_files
+
             check_files(Path(folder), RELEASE_S)
         running = lp.launch(program, launcher, **{"restart": RESTART, **launch_options})
         try:
@@ -209,13 +204,7 @@ class Executor(concurrent.futures.Executor):
         options = BrokerOptions(
             timing, None if folder is None else os.fspath(folder), max_losses=max_losses
         )
-        parts = add_parts(
-            program,
-            workers=workers,
-            brokers=brokers,
-            label=label,
-            options=options,
-        )
+        parts = add_parts(program, workers=workers, brokers=brokers, label=label, options=options)
         return ExecutorHandle(parts, timing)
 
     def _begin(
@@ -232,15 +221,15 @@ class Executor(concurrent.futures.Executor):
         self._initializer = initializer
         self._outbox = Outbox(self._presence, timing)
         self._lock = threading.Lock()
-        #: Who takes one out of it tells those who wait for it.
+        #: The thread that takes one out of it notifies its waiters.
         self._futures: dict[str, tuple[str, ExecutorFuture[Any]]] = {}
-        #: Ids are those of calls that were cancelled.
-        self._submitted: queue.SimpleQueue[Submission | str | None] = queue.SimpleQueue()
+        #: Calls to send, and ids of calls to cancel.
+        self._submitted: queue.SimpleQueue[TaskSubmission | str | None] = queue.SimpleQueue()
         self._is_shut = False
         self._has_finished = False
         #: Why it cannot go on.
         self._failure: BaseException | None = None
-        #: Set when nobody waits for anything any more.
+        #: Set when no caller waits for anything any more.
         self._is_over = threading.Event()
         self._threads = [
             threading.Thread(target=self._guard, args=(loop,), name=f"executor-{name}", daemon=True)
@@ -249,7 +238,7 @@ class Executor(concurrent.futures.Executor):
         for thread in self._threads:
             thread.start()
 
-    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> ExecutorFuture[R]:
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> ExecutorFuture[R]:
         """Has a function run by a worker; returns the future of its result.
 
         Raises:
@@ -277,10 +266,35 @@ class Executor(concurrent.futures.Executor):
             if self._failure is not None:
                 raise concurrent.futures.BrokenExecutor(f"this executor has ended: {self._failure}")
             self._futures[key] = text, future
-            self._submitted.put(Submission(key, pickle.dumps(sent), PYTHON, *options))
+            self._submitted.put(TaskSubmission(key, pickle.dumps(sent), PYTHON, *options))
         future.add_done_callback(lambda ended: self._give_up(key) if ended.cancelled() else None)
         return future
 
+    @overload  # type: ignore[override] # the standard library checks no items
+    def map(
+        self,
+        fn: Callable[[A], R],
+        items: Iterable[A],
+        /,
+        *,
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = 10_000,
+        ordered: bool = True,
+    ) -> Iterator[R]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[..., R],
+        items: Iterable[Any],
+        more: Iterable[Any],
+        /,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = 10_000,
+        ordered: bool = True,
+    ) -> Iterator[R]: ...
     def map(
         self,
         fn: Callable[..., R],
@@ -293,7 +307,7 @@ class Executor(concurrent.futures.Executor):
         """Returns an iterator of the results of calls with an item of each iterable, which may be endless.
 
         Args:
-            fn: What is called.
+            fn: The function.
             *iterables: As for the built-in `map`.
             timeout: Seconds from now on after which the iterator raises `TimeoutError`.
             chunksize: How many calls are one task. If one of them raises, the others have no result.
@@ -333,7 +347,7 @@ class Executor(concurrent.futures.Executor):
                         raise concurrent.futures.TimeoutError from None
                     values = future.result(left)[::-1]
                     pending.remove(future)
-                    del future  # what was taken may go
+                    del future  # the result can be freed now
                     send(1)
                     while values:
                         yield values.pop()
@@ -348,11 +362,11 @@ class Executor(concurrent.futures.Executor):
         with self._lock:
             _, future = self._futures.pop(key, ("", None))
         if future is not None:
-            future.set_running_or_notify_cancel()  # wakes who waits for it
+            future.set_running_or_notify_cancel()  # wakes its waiters
         self._submitted.put(key)
 
     def _guard(self, loop: Callable[[], None]) -> None:
-        """Runs the loop of a thread; when it cannot go on, all who wait for futures hear of it."""
+        """Runs the loop of a thread; if that fails, all futures fail."""
         try:
             loop()
         except BaseException as error:  # noqa: BLE001 - raised by the futures
@@ -372,36 +386,36 @@ class Executor(concurrent.futures.Executor):
         while not self._is_over.is_set():
             found = [self._submitted.get()] if is_sent else []
             found += [self._submitted.get() for _ in range(self._submitted.qsize())]
-            new = [each for each in found if isinstance(each, Submission)]
+            new = [each for each in found if isinstance(each, TaskSubmission)]
             with self._lock:  # some may have been given up
                 self._outbox.add([each for each in new if each.id in self._futures])
             self._outbox.cancel([each for each in found if isinstance(each, str)])
             is_sent = self._outbox.send()
             if not is_sent:
-                self._is_over.wait(_RETRY_S)
+                self._is_over.wait(RETRY_S)
 
     def _collect(self) -> None:
         """Completes futures."""
         while not self._is_over.is_set():
-            outcomes, _ = self._outbox.collect(_WAIT_S)
+            outcomes, _ = self._outbox.collect(COLLECT_S)
             with self._lock:
                 for key in self._outbox.begun:
                     _, future = self._futures.get(key, ("", None))
                     if future is not None and not future.set_running_or_notify_cancel():
-                        del self._futures[key]  # cancelled just now; who waits for it knows
+                        del self._futures[key]  # cancelled just now; its waiters know
             for outcome in outcomes:
                 self._complete(outcome)
             self._outbox.acknowledge([outcome.id for outcome in outcomes])
 
-    def _complete(self, outcome: Outcome) -> None:
+    def _complete(self, outcome: TaskOutcome) -> None:
         with self._lock:
             task, future = self._futures.pop(outcome.id, ("", None))
         if future is None or not (future.running() or future.set_running_or_notify_cancel()):
             return
-        if outcome.state is State.DONE:
+        if outcome.state is TaskState.DONE:
             try:
                 future.set_result(pickle.loads(outcome.payload))
-            except BaseException as error:  # noqa: BLE001 - who waits for the future gets it
+            except BaseException as error:  # noqa: BLE001 - the future raises it
                 future.set_exception(error)
             return
         failure = failure_of(task, outcome)
@@ -415,7 +429,7 @@ class Executor(concurrent.futures.Executor):
 
         Args:
             wait: Whether to return only then.
-            cancel_futures: Whether to give up what has no result yet.
+            cancel_futures: Whether to give up calls without a result.
         """
         with self._lock:
             self._is_shut = True
@@ -443,7 +457,7 @@ class Executor(concurrent.futures.Executor):
         else:
             self._presence.end_search(lambda _: True)  # workers from outside hear of it, too
             self._end()
-        self._threads[1].join()  # brokers that end answer its call
+        self._threads[1].join()  # brokers that end answer its last call
 
 
 class ExecutorHandle(lp.Deferred[Executor]):
@@ -454,7 +468,7 @@ class ExecutorHandle(lp.Deferred[Executor]):
         program.add_node(lp.PyClassNode(Study, executor), label="study")
     """
 
-    def __init__(self, parts: Parts, timing: Timing) -> None:
+    def __init__(self, parts: SearchHandles, timing: Timing) -> None:
         super().__init__(Executor.of, parts.name_server, dict(parts.brokers), timing)
 
 

@@ -1,4 +1,4 @@
-"""A search as it lies in its folder: what it has found so far, and one of its trials again."""
+"""Reads the folder of a search: its results so far; runs one of its trials again."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launchpad_lite._private_files import check_own_folder
+from launchpad_lite.parts.private_files import check_own_folder
 from launchpad_lite.search._joining import JOIN_FILE, JoinInfo, timing_of
 from launchpad_lite.search._resuming import holder_of
 from launchpad_lite.search.errors import SearchError
@@ -20,7 +20,7 @@ __all__ = ["load", "rerun"]
 
 
 def load(folder: str | os.PathLike[str]) -> Result:
-    """Returns what the search with this folder has found; starts, locks and changes nothing.
+    """Returns the results of the search with this folder; starts, locks and changes nothing.
 
     It is as of the newest checkpoint: a running search makes one every 10 s. If the model cannot be
     unpickled here, `model` is a `search.Model`, whose `missing` says why.
@@ -72,7 +72,7 @@ def rerun(folder: str | os.PathLike[str], number: int) -> Any:
 
 
 def look(folder: Path) -> tuple[Result, bytes]:
-    """Returns what `load` does, but for the model, and that as bytes."""
+    """Returns the result of `load`, without the model, and the model as bytes."""
     while True:
         found = folder.glob("model/*_model/0/[0-9]*[0-9]")
         newest = max(found, key=lambda path: int(path.name), default=None)
@@ -89,12 +89,12 @@ def look(folder: Path) -> tuple[Result, bytes]:
             result = Result(state["trials"], model, state["seconds"], folder.absolute())
             return replace(result, state=_state_of(folder, state)), data
         except Exception as error:  # of unpickling parameters, too
-            if newest.exists():  # else the search has removed it meanwhile
+            if newest.exists():  # else the search has just removed it
                 raise SearchError(f"{newest} cannot be read by this program: {error!r}") from error
 
 
 def _state_of(folder: Path, state: dict[str, Any]) -> str:
-    with contextlib.suppress(SearchError):  # it has no such file, or nobody answers
+    with contextlib.suppress(SearchError):  # it has no such file, or gets no answer
         timing_of(JoinInfo.read(folder / JOIN_FILE), answer_s=2.0)
         return "running"
     holder = holder_of(folder)

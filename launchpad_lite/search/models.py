@@ -1,4 +1,4 @@
-"""What decides which tasks are tried next, and what became of them."""
+"""Models, which decide which tasks are tried next, and the trials of these tasks."""
 
 import enum
 import math
@@ -12,7 +12,7 @@ __all__ = ["Callback", "Model", "Trial", "TrialState"]
 
 
 class TrialState(enum.Enum):
-    """What has become of a trial."""
+    """The state of a trial."""
 
     #: It waits for a worker, or has one.
     OUTSTANDING = "outstanding"
@@ -24,26 +24,26 @@ class TrialState(enum.Enum):
 
 @dataclass
 class Trial:
-    """One task of a model, and what became of it.
+    """One task of a model, and its result.
 
     Attributes:
         number: Counts up from 0, in the order in which they were asked for.
         task: Its `repr`.
         params: Its `params`, if it has some.
-        state: What has become of it.
+        state: Its state.
         score: How good it is: of its result, or the last value that it reported.
         error: Why it failed, and where in the user's code.
-        worker: Who ran it last.
+        worker: The worker that ran it last.
         asked_at: Seconds after the beginning of the search.
-        told_at: When its end was known, in the same seconds; None before.
+        told_at: When the model was told of its end, in the same seconds; None before.
         seconds: How long it ran.
         attempts: How often it was run; lost workers and `retries` make it more than 1.
         lost_workers: How many workers were lost with it.
-        curve: What it has reported: steps and values.
+        curve: Its reports: steps and values.
         values: Its scores, one for each objective, if the model says them.
         is_feasible: Whether it keeps the constraints of the study of Optuna; else it is not the best.
-        is_told: Whether its model took note of what became of it; if not, its error says why.
-        parent: Number of the trial from whose folder it goes on; None: it begins anew.
+        is_told: Whether its model took its result; if not, its error says why.
+        parent: Number of the trial from whose folder it goes on; None: it begins from nothing.
         steps: How many steps it makes in all, as `RunningTrial.steps`.
         seed: As its task sees it, in `RunningTrial`.
 
@@ -77,7 +77,8 @@ class Callback:
     """Is told of each trial, for logs; subclass it, and pass it to `search.run` as `callbacks=`.
 
     It is pickled to the node of the model, whose thread calls its methods: those of a trial in the
-    order below. A slow one slows the search. What it raises is a warning, once, and the search goes on.
+    order below. A slow one slows the search. If it raises, that is logged once as a warning, and
+    the search goes on.
 
     Example:
         class Show(search.Callback):
@@ -86,20 +87,20 @@ class Callback:
     """
 
     def on_trial_start(self, trial: Trial) -> None:
-        """Takes note that a worker runs a trial."""
+        """Is called when a worker runs a trial."""
 
     def on_trial_report(self, trial: Trial, step: int, value: float) -> None:
-        """Takes what a running trial has reported."""
+        """Is called with each report of a running trial."""
 
     def on_trial_end(self, trial: Trial) -> None:
-        """Takes note of what has become of a trial: its `state`, `score` and `error`."""
+        """Is called when a trial has ended, with its `state`, `score` and `error`."""
 
 
 class Model:
     """Decides what is tried next; subclass it. Its methods are called one at a time, by one thread.
 
-    `ask` and `tell` are all that has to be written. It is pickled: to its node, and with each
-    checkpoint of it.
+    Only `ask` and `tell` have to be written. It is pickled: to its node, and with each checkpoint
+    of it.
 
     Attributes:
         maximize: Whether higher scores are better.
@@ -133,8 +134,8 @@ class Model:
         """Takes the result of a task, once.
 
         Args:
-            task: The one that `ask` has returned, or its pickled copy after a restart.
-            result: What it has returned.
+            task: The task that `ask` has returned, or its pickled copy after a restart.
+            result: Its return value.
         """
 
     def done(self) -> bool:
@@ -142,7 +143,7 @@ class Model:
         return False
 
     def report(self, task: Any, step: int, value: float) -> bool:  # noqa: ARG002
-        """Takes what a running task has reported; returns whether to stop it early.
+        """Takes a report of a running task; returns whether to stop it early.
 
         Args:
             task: The task.
@@ -156,11 +157,11 @@ class Model:
 
         Args:
             task: The task.
-            value: What it has reported last.
+            value: Its last report.
         """
 
     def fail(self, task: Any, error: FailedTaskError) -> None:
-        """Takes note that a task has no result, or one that the model did not take. The search goes on.
+        """Is told that a task has no result, or one that `tell` did not take. The search goes on.
 
         Args:
             task: The task.
@@ -168,14 +169,14 @@ class Model:
         """
 
     def identity(self) -> dict[str, str]:
-        """Returns what makes it this search, for `search.run` with a folder: names to texts.
+        """Returns the settings that identify a search with a folder: names to texts.
 
-        What is kept of a search with another identity is not gone on with.
+        A search does not go on from the state of one with another identity.
         """
         return {}
 
     def resumed(self, given: "Model", outstanding: Sequence[Any]) -> None:  # noqa: ARG002
-        """Takes over what another call of the same search may change: by default the number of trials.
+        """Takes over settings that another call may change: by default the number of trials.
 
         Functions and classes that the script defines are the newest ones already.
 
@@ -187,7 +188,7 @@ class Model:
             self.total = given.total
 
     def score(self, result: Any) -> float | None:
-        """Returns how good a result is, for tables; None: that cannot be said.
+        """Returns how good a result is, for tables; None: it has no such number.
 
         By default the result, if it is a number, or its first item, if that is one. NaN is none.
         """

@@ -1,4 +1,4 @@
-"""What a search has found: tables and a picture."""
+"""The results of a search, as tables and a picture."""
 
 import collections
 import csv
@@ -36,11 +36,11 @@ def row_of(trial: Trial) -> dict[str, Any]:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a search has found.
+    """The results of a search.
 
     Attributes:
-        trials: All that was tried, in the order in which it was asked for.
-        model: As it is after the search.
+        trials: All trials, in the order in which the model asked for them.
+        model: The model after the search.
         seconds: How long the search took, without times in which it did not run.
         folder: Of the search; None: it has none.
         state: `"complete"`; of one that was loaded also `"running"`, `"failed"`, `"stopped"` before its
@@ -81,7 +81,7 @@ class Result:
 
     @property
     def best_trials(self) -> list[Trial]:
-        """The best trials: with several objectives, those to which no other one is better in all."""
+        """The best trials: with several objectives, those that no other beats in all of them."""
         signs = [1 if each else -1 for each in getattr(self.model, "directions", ())]
         if len(signs) < 2:
             return [] if self.best is None else [self.best]
@@ -114,7 +114,7 @@ class Result:
         Path(path).write_text(self.as_csv(), encoding="utf-8", newline="")
 
     def as_csv(self) -> str:
-        """Returns what `to_csv` writes."""
+        """Returns the text that `to_csv` writes."""
         rows, file = [*map(row_of, self.trials)], io.StringIO()
         names = dict.fromkeys([*_COLUMNS, *(name for row in rows for name in row)])
         table = csv.DictWriter(file, list(names))

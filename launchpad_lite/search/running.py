@@ -2,132 +2,32 @@
 
 import os
 import sys
-import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite._private_files import open_private
-from launchpad_lite.search._broker import Broker, BrokerOptions
-from launchpad_lite.search._helping import LOST
-from launchpad_lite.search._messages import Life, member_here
+from launchpad_lite.parts.private_files import open_private
 from launchpad_lite.search._model_node import ModelNode, Status
-from launchpad_lite.search._name_server import NameServer, make_name_server
+from launchpad_lite.search._parts import RELEASE_S, RESTART, BrokerOptions, add_parts
 from launchpad_lite.search._postgres import held_database
-from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._progress import Table
 from launchpad_lite.search._resuming import begin
-from launchpad_lite.search._store import check_files
+from launchpad_lite.search._sqlite import check_files
 from launchpad_lite.search._timing import DEFAULT, Timing
-from launchpad_lite.search._worker import Worker
-from launchpad_lite.search.errors import SearchError
+from launchpad_lite.search.errors import LOST, SearchError
 from launchpad_lite.search.models import Callback, Model
 from launchpad_lite.search.results import Result
+
+if TYPE_CHECKING:
+    from launchpad_lite.launching import Launcher
 
 __all__ = ["add_to", "run"]
 
 #: Seconds between two rows of the table.
 _SHOW_S = 0.5
-#: Nodes that are lost come back.
-RESTART = lp.RestartPolicy("on_failure", max_restarts=1000, max_backoff_s=1.0)
-#: Seconds that brokers of an earlier call have to end.
-RELEASE_S = 5.0
-#: Larger results fail.
-MAX_RESULT_BYTES = 256 << 20
-
-
-class WorkerNode:
-    """A worker as a node of a program."""
-
-    def __init__(
-        self,
-        name_server: Any,
-        brokers: Mapping[str, Any],
-        timing: Timing,
-        max_result_bytes: int,
-    ) -> None:
-        """Makes one.
-
-        Args:
-            name_server: A client of it.
-            brokers: Clients by name.
-            timing: Of the search.
-            max_result_bytes: Larger results fail.
-        """
-        who = Life(lp.current_node().name, uuid.uuid4().hex)
-        member = member_here("worker", who)
-        presence = Presence(member, name_server, brokers, courier.Client, timing)
-        self._worker = Worker(presence, timing, lp.stop_event(), max_result_bytes, lp.heartbeat)
-
-    def run(self) -> None:
-        """Works until the search is over, or the program stops.
-
-        Raises:
-            SearchError: Nobody answers any more.
-        """
-        lp.register_stop_handler(self._worker.wake)
-        try:
-            self._worker.run()
-        finally:
-            lp.unregister_stop_handler(self._worker.wake)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Handles of what models need.
-
-    Attributes:
-        name_server: Of the name server.
-        brokers: Of the brokers, by name.
-    """
-
-    name_server: lp.Handle[NameServer]
-    brokers: Mapping[str, lp.Handle[Broker]]
-
-
-def add_parts(
-    program: lp.Program,
-    *,
-    workers: int,
-    brokers: int,
-    label: str,
-    options: BrokerOptions,
-) -> Parts:
-    """Adds a name server, brokers and workers to a program.
-
-    Raises:
-        ValueError: A number is too small, or the program has such a group.
-    """
-    least = 0 if options.folder else 1  # others join by a file there
-    if workers < least or brokers < 1:
-        raise ValueError(
-            f"a search has at least 1 broker and {least} workers, not {brokers} and {workers}; with folder=, "
-            "all workers may come from outside"
-        )
-    groups = {part: f"{label}_{part}" for part in ("name_server", "broker", "worker")}
-    if taken := [group for group in groups.values() if group in program.groups]:
-        raise ValueError(f"the program has a group {taken[0]!r}; give another label=")
-    names = lp.CourierNode(make_name_server)
-    names.configure(names.create_handle(), options.timing, options.folder)
-    name_server = program.add_node(names, label=groups["name_server"])
-    nodes = [lp.CourierNode(Broker) for _ in range(brokers)]
-    handles = {
-        f"{groups['broker']}[{index}]": node.create_handle() for index, node in enumerate(nodes)
-    }
-    with program.group(groups["broker"]):
-        for name, node in zip(handles, nodes, strict=True):
-            peers = {other: handle for other, handle in handles.items() if other != name}
-            node.configure(handles[name], name_server, peers, options)
-            program.add_node(node)
-    with program.group(groups["worker"]):
-        for _ in range(workers):
-            program.add_node(
-                lp.PyClassNode(WorkerNode, name_server, handles, options.timing, MAX_RESULT_BYTES)
-            )
-    return Parts(name_server, handles)
 
 
 def add_to(
@@ -144,11 +44,11 @@ def add_to(
     timing: Timing = DEFAULT,
     callbacks: Sequence[Callback] = (),
 ) -> lp.Handle[ModelNode]:
-    """Adds a search to a program; returns a handle, by which other nodes see how far it is.
+    """Adds a search to a program; returns a handle, by which other nodes see its progress.
 
     Its nodes end when the search is over. Launch with `restart=` for the groups `<label>_worker`,
-    `<label>_broker` and `<label>_name_server`, so that those which are lost come back, and with
-    `checkpoints=` for `<label>_model`, so that the search goes on where it was.
+    `<label>_broker` and `<label>_name_server`, so that lost nodes come back, and with
+    `checkpoints=` for `<label>_model`, so that the search goes on from there.
 
     Args:
         program: What to add it to.
@@ -208,13 +108,7 @@ def _add(
         raise ValueError(f"{who} needs folder=: its trials go on from the folders of others")
     if ahead is not None and ahead < 1:
         raise ValueError(f"at least 1 task is outstanding at a time (ahead), not {ahead}")
-    parts = add_parts(
-        program,
-        workers=workers,
-        brokers=brokers,
-        label=label,
-        options=options,
-    )
+    parts = add_parts(program, workers=workers, brokers=brokers, label=label, options=options)
     node = lp.CourierNode(
         ModelNode,
         model,
@@ -235,7 +129,7 @@ def run(
     *,
     workers: int | None = None,
     brokers: int = 1,
-    launcher: str = "local_mp",
+    launcher: "str | Launcher" = "local_mp",
     folder: "str | os.PathLike[str] | None" = None,
     database: str | None = None,
     total: int | None = None,
@@ -247,13 +141,13 @@ def run(
     callbacks: Sequence[Callback] = (),
     **launch_options: Any,
 ) -> Result:
-    """Runs a search, and returns what it has found.
+    """Runs a search, and returns its results.
 
-    Ctrl-C stops it in order. With a folder, the same call goes on where it was, with the newest code of
-    the script; or on to more trials.
+    Ctrl-C stops it in order. With a folder, the same call goes on from there, with the newest code
+    of the script; also to more trials.
 
     Args:
-        model: Decides what is tried. It runs in a node; what it has become is in the result.
+        model: Decides what is tried. It runs in a node; the result has its final state.
         workers: How many; by default as many as this process may use cores.
         brokers: As for `add_to`.
         launcher: Where it runs, as for `lp.launch`.
@@ -266,8 +160,8 @@ def run(
         timing: As for `add_to`.
         progress: Whether to show how far it is: one row on a terminal, a row every 10 s elsewhere.
         resume: What to do if the folder has a search with another space, seed, algorithm or function.
-            `"same"`: that is an error. `"anyway"`: to go on with it, for so many trials in all; what the
-            model had learnt is kept if the algorithm is the same.
+            `"same"`: that is an error. `"anyway"`: to go on with it, for so many trials in all; the
+            model keeps what it has learnt if the algorithm is the same.
         callbacks: As for `add_to`.
         **launch_options: As for `lp.launch`: `resources`, `hosts`, `restart`, ..
 
@@ -276,7 +170,7 @@ def run(
             folder has another search.
         NodeFailedError: The model, a broker or a worker has failed for good.
         StoreInUseError: Another search uses the folder or the database.
-        StoreError: What brokers have kept there is damaged.
+        StoreError: The store of a broker there is damaged.
         TypeError: As for `add_to`.
         ValueError: As for `add_to`.
 
@@ -342,7 +236,7 @@ def _client(handle: lp.Handle[ModelNode]) -> Any:
 def _follow(
     running: lp.RunningProgram, handle: lp.Handle[ModelNode], table: Table | None
 ) -> tuple[Result, Status]:
-    """Shows how far a search is; returns what it has found, and how it has ended."""
+    """Shows the progress of a search; returns its results, and how it has ended."""
     node = _client(handle)
     try:
         while not running.join(0.0):

@@ -29,16 +29,16 @@ __all__ = [
 
 C = TypeVar("C")
 
-#: What another call of a search may change, besides functions.
+#: Attributes that another call of a search may change, besides functions.
 _RENEWED = ("_evaluate", "_limits", "_space", "_enqueued", "_rounds", "_last_rung")
 
 
 class Candidate(Task, Generic[C]):
-    """Says how good a candidate is: a call of the user's function.
+    """A call of the user's function with a candidate; returns how good that is.
 
     Attributes:
-        candidate: What is tried.
-        parent: Number of the trial whose folder it goes on from; None: it begins anew.
+        candidate: The parameters that are tried.
+        parent: Number of the trial whose folder it goes on from; None: it begins from nothing.
         steps: As `RunningTrial.steps`.
         number: As `Trial.number`, once the search has it.
 
@@ -55,7 +55,7 @@ class Candidate(Task, Generic[C]):
         self.parent: int | None = None
         self.steps: int | None = None
         self.number = 0
-        #: By which the model that asked for it knows what it belongs to.
+        #: The model's own note on what it belongs to.
         self.mark: Any = None
         #: For the trial, from the model: its scores, and whether it may be the best.
         self.values: tuple[float, ...] = ()
@@ -64,7 +64,7 @@ class Candidate(Task, Generic[C]):
         self.params = dict(named)
 
     def renew(self, evaluate: Callable[[C], Any], **limits: Any) -> None:
-        """Has it call another function within other limits, in place of an earlier version."""
+        """Replaces its function and limits by the newest."""
         self._evaluate = evaluate
         vars(self).update({name: getattr(Task, name) for name in LIMITS})
         self.limit_as(evaluate)
@@ -78,8 +78,8 @@ class Candidate(Task, Generic[C]):
         return f"{getattr(self._evaluate, '__name__', 'evaluate')}({self.candidate!r})"
 
 
-class _Search(Model, Generic[C]):
-    """What the models below share: so many trials, and failures that are counted, not fatal."""
+class _CountedSearch(Model, Generic[C]):
+    """The base of the models below: a number of trials; failures are counted, not fatal."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class _Search(Model, Generic[C]):
             raise TypeError(f"{type(self).__name__} takes no {', '.join(sorted(unknown))}")
         self._evaluate = evaluate
         self._limits = limits
-        options_of(Candidate(evaluate, "a trial", **self._limits))  # refuses what makes no sense
+        options_of(Candidate(evaluate, "a trial", **self._limits))  # checks the limits
         self.seed = seed
         self._random = random.Random(seed)  # noqa: S311 - no secret
         self._identity: dict[str, str] = {}
@@ -111,15 +111,16 @@ class _Search(Model, Generic[C]):
         #: All that was ever enqueued, and how many of these were asked for.
         self._enqueued: list[C] = []
         self._taken = 0
-        #: Attributes of the next task, which `propose` may set, and of one that begins anew.
+        #: Attributes of the next task, which `propose` may set, and of one that begins from
+        #: nothing.
         self._marks: Mapping[str, Any] = {}
         self._first_marks: Mapping[str, Any] = {}
 
     def enqueue(self, candidate: C) -> None:
-        """Has a candidate tried before others, as one of the trials; `OptunaSearch` takes values by name.
+        """Queues a candidate, as the next of the trials; `OptunaSearch` takes values by name.
 
-        Call it before `search.run`. If the search goes on from a folder, what was tried is not tried again;
-        new candidates come after those of the earlier call.
+        Call it before `search.run`. A search that goes on from a folder does not repeat candidates;
+        new ones come after those of the earlier call.
         """
         self._enqueued.append(candidate)
 
@@ -135,14 +136,14 @@ class _Search(Model, Generic[C]):
         return task
 
     def _next(self) -> C:
-        """Returns what was enqueued, and then what it proposes."""
+        """Returns enqueued candidates first, and then its own."""
         if self._taken < len(self._enqueued):
             self._taken += 1
             return self._enqueued[self._taken - 1]
         return self.propose()
 
     def _note(self, **settings: object) -> None:
-        """Makes settings a part of its identity; without addresses of objects, which change."""
+        """Adds settings to its identity, without addresses of objects, which change."""
         for name, each in settings.items():
             text = name_of(each) if callable(each) else re.sub(" at 0x[0-9a-f]+", "", repr(each))
             self._identity[name] = text
@@ -161,7 +162,7 @@ class _Search(Model, Generic[C]):
             task.renew(self._evaluate, **self._limits)
 
     def propose(self) -> C:
-        """Returns what is tried next."""
+        """Returns the next candidate."""
         raise NotImplementedError
 
     def tell(self, task: "Candidate[C]", result: Any) -> None:
@@ -182,7 +183,7 @@ class _Search(Model, Generic[C]):
         return () if any(map(math.isnan, values)) else tuple(values)
 
     def _fitness(self, value: float | None) -> float:
-        """Returns how fit who reached a value is; NaN, of training that diverged, is the worst."""
+        """Returns the fitness for a value; NaN, of training that diverged, is the worst."""
         if value is None or math.isnan(value):
             return -math.inf
         return value if self.maximize else -value
@@ -198,7 +199,7 @@ class _Search(Model, Generic[C]):
             self.learn(task, self._fitness(value))
 
 
-class RandomSearch(_Search[C]):
+class RandomSearch(_CountedSearch[C]):
     """Tries candidates that a function draws.
 
     Example:
@@ -239,7 +240,7 @@ class RandomSearch(_Search[C]):
         return self._sample(self._random)
 
 
-class GridSearch(_Search[dict[str, Any]]):
+class GridSearch(_CountedSearch[dict[str, Any]]):
     """Tries all points of a grid, each once, in the order of the lists; the last name changes fastest.
 
     A grid has a list of values for each parameter, or again a dict. Of a list of grids, it tries one after
@@ -292,7 +293,7 @@ def _points_of(grid: Any) -> Iterator[Any]:
 
 
 class RegularizedEvolution(RandomSearch[C]):
-    """Mutates the best of a few, and lets the oldest die.
+    """Mutates the best of a few, and removes the oldest.
 
     Real et al., "Regularized Evolution for Image Classifier Architecture Search" (AAAI 2019).
 
@@ -323,7 +324,7 @@ class RegularizedEvolution(RandomSearch[C]):
             sample: Draws one of the first candidates.
             mutate: Returns a new candidate that differs a little.
             trials: As for `RandomSearch`.
-            population: How many live at a time.
+            population: How many candidates it has at a time.
             tournament: How many of them are drawn, of which the best one is mutated.
             seed: As for `RandomSearch`.
             maximize: As for `RandomSearch`.
@@ -376,17 +377,18 @@ class Genome(Protocol):
         """Returns one that may differ."""
 
     def crossover(self, other: Any, rng: random.Random) -> Sequence[Any]:
-        """Returns two that are made of parts of both."""
+        """Returns two combinations of both."""
 
 
 G = TypeVar("G", bound=Genome)
 
 
 class VariableLengthEvolution(RandomSearch[G]):
-    """Recombines two good candidates of the same length, and mutates them else.
+    """Recombines two good candidates if they have the same length; else mutates them.
 
     Algorithm 1 of Hajewski and Oliveira, "Building Scalable Deep Learning Systems with RPC". Where
-    two parents of different lengths are mutated, both children are tried, and the fitter one lives.
+    two parents of different lengths are mutated, both children are tried, and the fitter one is
+    kept.
 
     Example:
         def first(rng):
@@ -407,7 +409,7 @@ class VariableLengthEvolution(RandomSearch[G]):
         maximize: bool = True,
         **limits: Any,
     ) -> None:
-        """Describes the search; arguments as for `RegularizedEvolution`. The least fit ones die."""
+        """Describes the search; arguments as for `RegularizedEvolution`. The least fit ones go."""
         super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, **limits)
         self._note(population=population, tournament=tournament)
         if not 1 <= tournament <= population:
@@ -418,7 +420,7 @@ class VariableLengthEvolution(RandomSearch[G]):
         self._tournament = tournament
         self._first = population
         self._living: list[tuple[float, G]] = []
-        #: Children that are to be tried; of two with the same number only the fitter one will live.
+        #: Children that are to be tried; of two with the same number only the fitter one is kept.
         self._children: collections.deque[tuple[G, int | None]] = collections.deque()
         self._pairs = itertools.count()
         #: By number, the first of a pair that has ended.
@@ -471,14 +473,14 @@ class VariableLengthEvolution(RandomSearch[G]):
 
 
 class SuccessiveHalving(RandomSearch[C]):
-    """Stops those early that are not among the best at a rung; asynchronously, so nobody waits.
+    """Stops candidates that are not among the best at a rung; asynchronously, so no trial waits.
 
-    ASHA: Li et al., "A System for Massively Parallel Hyperparameter Tuning" (MLSys 2020). By default it
-    is the variant that stops: `evaluate` calls `search.report(value)` after each step.
+    ASHA: Li et al., "A System for Massively Parallel Hyperparameter Tuning" (MLSys 2020). By
+        default it stops trials: `evaluate` calls `search.report(value)` after each step.
 
     With `promote=True`, each rung of a candidate is a trial. The best at a rung go on from their
-    checkpoints, the others end. `evaluate` trains from `search.current_trial().parent`, or anew if that
-    is None, until it has made `steps` in all, and writes a checkpoint to `folder`.
+    checkpoints, the others end. `evaluate` trains from `search.current_trial().parent`, or from
+    nothing if that is None, until it has made `steps` in all, and writes a checkpoint to `folder`.
 
     Example:
         def train(params):
@@ -508,7 +510,7 @@ class SuccessiveHalving(RandomSearch[C]):
         Args:
             evaluate: As for `RandomSearch`; reports its progress.
             sample: Draws a candidate.
-            trials: As for `RandomSearch`; with `promote`, those that go on included.
+            trials: As for `RandomSearch`; with `promote`, continuations included.
             first_rung: Steps that each candidate may make.
             reduction: One in so many goes on at a rung; the next rung is as many times as far.
             promote: Whether candidates go on from checkpoints; then the search needs a folder.
@@ -518,7 +520,7 @@ class SuccessiveHalving(RandomSearch[C]):
             **limits: As for `RandomSearch`.
 
         Raises:
-            ValueError: The first rung is before the first step, or nobody would be stopped.
+            ValueError: The first rung is before the first step, or no trial would be stopped.
         """
         super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, **limits)
         self._note(first_rung=first_rung, reduction=reduction, promote=promote)
@@ -532,13 +534,13 @@ class SuccessiveHalving(RandomSearch[C]):
         self._first_rung = first_rung
         self._reduction = reduction
         self._last_rung = last_rung
-        #: How fit all were that got there, by steps, and their numbers.
+        #: By steps, the fitness and numbers of all that got there.
         self._rungs: dict[int, list[tuple[float, int]]] = {}
-        #: What may go on, by number.
+        #: Candidates that may go on, by number.
         self._waiting: dict[int, C] = {}
 
     def propose(self) -> C:
-        """Has one go on at the highest rung where one may, or draws a candidate."""
+        """Continues a candidate at the highest rung where one may go on, or draws a new one."""
         for steps in sorted(self._rungs, reverse=True) if self._waiting else ():
             rung, further = self._rungs[steps], steps * self._reduction
             best = rung[len(rung) - len(rung) // self._reduction :]
@@ -573,13 +575,13 @@ class SuccessiveHalving(RandomSearch[C]):
         return rung == steps
 
 
-class _Member:
+class _Individual:
     """One of a population."""
 
     def __init__(self) -> None:
         self.rounds = 0
         self.is_busy = False
-        #: Of its last good round: what was tried, and in which trial.
+        #: The candidate and the trial of its last good round.
         self.candidate: Any = None
         self.parent: int | None = None
         #: Of its newest round; -inf: it has failed.
@@ -587,12 +589,13 @@ class _Member:
 
 
 class PopulationBasedTraining(RandomSearch[C]):
-    """Trains a population in rounds; who is among the worst goes on from the checkpoint of a good one.
+    """Trains a population in rounds; the worst members go on from the checkpoints of good ones.
 
     Jaderberg et al., "Population Based Training of Neural Networks" (2017), with truncation selection.
-    Each round of a member is a trial: `evaluate` trains from `search.current_trial().parent`, or anew if
-    that is None, and writes a checkpoint to `folder`. A member is compared with the newest finished rounds
-    of the others, so nobody waits for a slow one. If a round fails, its member goes on from a good one.
+    Each round of a member is a trial: `evaluate` trains from `search.current_trial().parent`, or
+    from nothing if that is None, and writes a checkpoint to `folder`. A member is compared with the
+    newest finished rounds of the others, so no member waits for a slow one. If a round fails, its
+    member goes on from a good one.
 
     Example:
         def perturb(params, rng):
@@ -619,8 +622,8 @@ class PopulationBasedTraining(RandomSearch[C]):
     ) -> None:
         """Describes the search, of `population * rounds` trials; other arguments as for `RandomSearch`.
 
-        `perturb` returns a new candidate that differs a little, for who goes on from another one. Of the
-        population, the worst `quantile` are replaced by the best, which are as many.
+        `perturb` returns a new candidate that differs a little, for a member that goes on from
+        another one. The worst `quantile` of the population are replaced by as many of the best.
 
         Raises:
             ValueError: The population has less than 2 members, or the quantile is above a half.
@@ -636,10 +639,10 @@ class PopulationBasedTraining(RandomSearch[C]):
         self._perturb = perturb
         self._rounds = rounds
         self._count = max(1, int(population * quantile))
-        self._members = [_Member() for _ in range(population)]
+        self._members = [_Individual() for _ in range(population)]
 
     def ask(self) -> Candidate[C] | None:
-        """As `Model.ask`: the next round of a member that has made fewest."""
+        """As `Model.ask`: the next round of a member with the fewest."""
         free = [each for each in self._members if not each.is_busy and each.rounds < self._rounds]
         if not free:
             return None
@@ -656,8 +659,8 @@ class PopulationBasedTraining(RandomSearch[C]):
         task.mark, task.parent = self._members.index(member), source.parent
         return task
 
-    def _source_of(self, member: _Member) -> _Member:
-        """Returns from whose checkpoint a member goes on: from its own, unless it is one of the worst."""
+    def _source_of(self, member: _Individual) -> _Individual:
+        """Returns the member whose checkpoint one uses: its own, unless it is one of the worst."""
         ranked = [each for each in self._members if each.fitness is not None]
         ranked.sort(key=lambda each: each.fitness or 0.0)
         best = ranked[-self._count :]
@@ -677,11 +680,11 @@ class PopulationBasedTraining(RandomSearch[C]):
         self.learn(task, -math.inf)
 
 
-class OptunaSearch(_Search[dict[str, Any]]):
-    """Tries what a study of Optuna asks for; its samplers and pruners do what they do there.
+class OptunaSearch(_CountedSearch[dict[str, Any]]):
+    """Tries what a study of Optuna asks for, with its samplers and pruners.
 
-    Only this model uses the study, so any storage will do. What it fills is `result.model.study`; if the
-    study is stored, that of the script, too. Needs `launchpad-lite[optuna]`.
+    Only this model uses the study, so any storage will do. `result.model.study` has the trials; so
+    has that of the script, if the study is stored. Needs `launchpad-lite[optuna]`.
 
     Example:
         study = optuna.create_study(direction="maximize", pruner=optuna.pruners.HyperbandPruner())
@@ -706,7 +709,7 @@ class OptunaSearch(_Search[dict[str, Any]]):
                 calls its `suggest_float`, `suggest_int` and `suggest_categorical`, under any conditions, and
                 returns the parameters, also nested. It runs in the node of the model.
             evaluate: Returns how good parameters are. Runs in workers, which need no Optuna.
-                `search.report(value)` is what `trial.report` and `trial.should_prune` are there.
+                `search.report(value)` replaces `trial.report` and `trial.should_prune`.
             trials: How many are tried.
             **limits: Of each trial: `retries`, `timeout_s`, `cpus` and the others of `search.needs`.
 
@@ -725,13 +728,13 @@ class OptunaSearch(_Search[dict[str, Any]]):
         self._note(sampler=type(study.sampler), space=noted)
         self.study = study
         self._space = space
-        #: Whether its sampler has tried all that there is.
+        #: Whether its sampler has tried all points.
         self._is_exhausted = False
-        #: Those that are outstanding, by the numbers that Optuna gives them.
+        #: Outstanding candidates, by their numbers in Optuna.
         self._trials: dict[int, Any] = {}
 
     def resumed(self, given: Model, outstanding: Sequence[Candidate[dict[str, Any]]]) -> None:
-        """As `Model.resumed`. In a study that is stored, trials that were lost with a kill have failed."""
+        """As `Model.resumed`. In a stored study, marks trials lost by a kill as failed."""
         from optuna.trial import TrialState
 
         super().resumed(given, outstanding)
@@ -790,7 +793,7 @@ class OptunaSearch(_Search[dict[str, Any]]):
         return self._tell(task.mark, values, state)
 
     def _tell(self, number: int, values: Any, state: str) -> Any:
-        """Ends a trial of the study, unless that has it as ended: it may be newer than a checkpoint."""
+        """Ends a trial of the study unless it has ended: a study may be newer than a checkpoint."""
         from optuna.trial import TrialState
 
         try:

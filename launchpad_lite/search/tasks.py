@@ -1,8 +1,9 @@
-"""Tasks as users write them, and what a running task can say."""
+"""Tasks as users write them, and reports of running tasks."""
 
 import contextvars
 import math
 import operator
+import pickle
 import reprlib
 import time
 import types
@@ -12,21 +13,32 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import courier
-from launchpad_lite._private_files import make_own_folder
-from launchpad_lite.search._messages import PYTHON, Limits, Progress, Submission
-from launchpad_lite.search.errors import SearchError, StoppedEarlyError, TaskPickleError
+from launchpad_lite.parts.private_files import make_own_folder
+from launchpad_lite.search._messages import (
+    PYTHON,
+    Limits,
+    TaskOutcome,
+    TaskProgress,
+    TaskSubmission,
+)
+from launchpad_lite.search.errors import (
+    FailedTaskError,
+    SearchError,
+    StoppedEarlyError,
+    TaskPickleError,
+)
 
 __all__ = ["Call", "Foreign", "RunningTrial", "Task", "current_trial", "needs", "report"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-#: What tasks say of a run.
+#: The attributes of tasks that limit a run.
 LIMITS = ("retries", "timeout_s", "progress_timeout_s", "cpus", "gpus", "memory_bytes")
 
 
 class _Repr(reprlib.Repr):
-    """Shows arguments in texts, however large they are."""
+    """Shortens arguments in texts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +61,7 @@ class Task:
         memory_bytes: The same for the memory of its worker's process and those below it. 0: any.
         cpus: Cores of its worker's machine that it uses.
         gpus: Devices that it uses, which its process then sees alone; or a part of one, below 1.
-        params: What it tries, for tables; names to values.
+        params: The parameters that it tries, for tables; names to values.
 
     Example:
         class Train(search.Task):
@@ -74,14 +86,14 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__} has no run()")
 
     def limit_as(self, function: Callable[..., Any]) -> None:
-        """Takes over what `search.needs` says of a function that it calls."""
+        """Takes over the needs of a function that it calls."""
         function = getattr(function, "func", function)  # of a functools.partial
         found = vars(function) if hasattr(function, "__dict__") else {}
         vars(self).update({name: found[name] for name in LIMITS if name in found})
 
 
 def needs(**each: float) -> Callable[[F], F]:
-    """Returns a decorator, which says what tasks that call a function need, and may take.
+    """Returns a decorator that sets the needs and limits of tasks that call a function.
 
     Args:
         **each: `cpus`, `gpus`, `memory_bytes`, `timeout_s`, `progress_timeout_s` and `retries`, as of `Task`.
@@ -148,8 +160,8 @@ class Foreign(Task):
         """Describes the task.
 
         Args:
-            kind: What workers say that they can run.
-            payload: What they get.
+            kind: The kind that its workers ask for.
+            payload: The bytes for them.
 
         Raises:
             TypeError: The payload is not bytes.
@@ -172,8 +184,8 @@ class RunningTrial:
 
     Attributes:
         number: As `Trial.number`.
-        steps: How many steps are made in all when it has ended, those of its parent included, if the model
-            says that.
+        steps: How many steps are made in all when it has ended, those of its parent included, if
+            the model sets them.
         seed: For random numbers: the same whenever this trial runs, and another one for each trial.
 
     Example:
@@ -191,7 +203,7 @@ class RunningTrial:
     def folder(self) -> Path:
         """Its own folder, for checkpoints and files: `trials/<number>` in that of the search.
 
-        It is there, and only its owner may enter it. A run after a lost worker finds what was written.
+        It exists, and only its owner may enter it. A run after a lost worker finds its files.
 
         Raises:
             SearchError: The search has no folder.
@@ -200,7 +212,7 @@ class RunningTrial:
 
     @property
     def parent(self) -> Path | None:
-        """The folder of the trial that it goes on from; None: it begins anew."""
+        """The folder of the trial that it goes on from; None: it begins from nothing."""
         return None if self._parent is None else self._folder_of(self._parent)
 
     def _folder_of(self, number: int) -> Path:
@@ -216,8 +228,8 @@ class Tried(NamedTuple):
     trial: RunningTrial
 
 
-def submission_of(task: Any, key: str, trial: RunningTrial | None = None) -> Submission:
-    """Returns a task as it travels.
+def submission_of(task: Any, key: str, trial: RunningTrial | None = None) -> TaskSubmission:
+    """Returns a task as a message to brokers.
 
     Raises:
         TypeError: It is no task, or its priority, retries or limits are no numbers.
@@ -227,14 +239,14 @@ def submission_of(task: Any, key: str, trial: RunningTrial | None = None) -> Sub
     options = options_of(task)
     sent = task if trial is None else Tried(task, trial)
     if isinstance(task, Foreign):
-        return Submission(key, task.payload, task.kind, *options)
+        return TaskSubmission(key, task.payload, task.kind, *options)
     if not callable(getattr(task, "run", None)) and not callable(task):
         raise TypeError(f"a task has a method run(), or is a function; {task!r} is neither")
-    return Submission(key, pickled(sent, task), PYTHON, *options)
+    return TaskSubmission(key, pickled(sent, task), PYTHON, *options)
 
 
 def pickled(value: Any, task: object) -> bytes:
-    """Returns what travels of a task; raises `TaskPickleError` if it cannot be pickled."""
+    """Returns the payload of a task; raises `TaskPickleError` if it cannot be pickled."""
     try:
         return courier.dumps(value)
     except Exception as error:
@@ -275,13 +287,13 @@ class Running:
     """The task that a worker runs, for `report`. Used by two threads, of which one only reads."""
 
     key: str
-    #: Wakes who sends reports.
+    #: Wakes the thread that sends reports.
     wake: Callable[[], object]
-    progress: list[Progress] = field(default_factory=list)
+    progress: list[TaskProgress] = field(default_factory=list)
     steps: int = 0
     is_stopped: bool = False
     trial: RunningTrial | None = None
-    #: When its code began, and when it has reported last.
+    #: When its code began, and when it reported last.
     begun_at: float = math.inf
     moved_at: float = math.inf
     #: Whether one of the threads has decided its outcome.
@@ -295,11 +307,12 @@ def report(value: float | None = None, step: int | None = None) -> None:
     """Reports how far the task is that calls it: a point of its learning curve.
 
     Args:
-        value: How good it is so far; None: it only shows that it lives, for `progress_timeout_s`.
+        value: How good it is so far; None only shows that the task makes progress, for
+            `progress_timeout_s`.
         step: Of what is trained; by default one more than the last one, from 0 on.
 
     Raises:
-        StoppedEarlyError: The model has seen enough: it is to end. Let it pass.
+        StoppedEarlyError: The model stops the task. Let it pass.
         RuntimeError: Not called by a task, in the thread that runs it.
 
     Example:
@@ -318,7 +331,7 @@ def report(value: float | None = None, step: int | None = None) -> None:
         return
     step = task.steps if step is None else step
     task.steps = step + 1
-    task.progress.append(Progress(task.key, step, float(value)))
+    task.progress.append(TaskProgress(task.key, step, float(value)))
     task.wake()
 
 
@@ -336,3 +349,17 @@ def current_trial() -> RunningTrial:
     if task is None or task.trial is None:
         raise RuntimeError("search.current_trial: no task of a model runs in this thread")
     return task.trial
+
+
+def failure_of(task: str, outcome: TaskOutcome) -> FailedTaskError:
+    """Returns the error of a failed task, with its exception as the cause."""
+    error = FailedTaskError(
+        f"{task}{f' on {outcome.worker}' if outcome.worker else ''}: {outcome.text}"
+    )
+    if outcome.payload:
+        report: courier.ExceptionReport = pickle.loads(outcome.payload)
+        error = FailedTaskError(
+            f"{task} on {outcome.worker} raised {report.type_name}: {report.message}"
+        )
+        error.__cause__ = report.rebuild(outcome.worker, BaseException)
+    return error

@@ -1,6 +1,6 @@
 """For tests of programs, and of launchers.
 
-The pytest fixture `launch_program` is there once the package is installed:
+The package installs the pytest fixture `launch_program`:
 
     def test_my_program(launch_program):
         running = launch_program(make_program(), launcher="test_mp")
@@ -9,7 +9,7 @@ The pytest fixture `launch_program` is there once the package is installed:
 
 At the end of the test it stops the program and fails the test if any thread,
 process, port or file of it is left. `Monkey` injects faults, to show that a
-program survives them. `LauncherContract` is what every launcher must hold to.
+program survives them. `LauncherContract` has the tests that every launcher must pass.
 """
 
 from launchpad_lite.testing.contract import LauncherContract

@@ -1,4 +1,4 @@
-"""What every launcher must hold to, as tests to subclass.
+"""The contract of every launcher, as tests to subclass.
 
 class TestMyLauncher(LauncherContract):
     launcher = "mine"
@@ -17,6 +17,7 @@ import launchpad_lite as lp
 from launchpad_lite.testing.programs import call_until_answered, poll_until
 
 if TYPE_CHECKING:
+    from launchpad_lite.launching import Launcher
     from launchpad_lite.testing.programs import ProgramLauncher
 
 
@@ -52,7 +53,7 @@ class Counter:
         thread.join()
 
 
-class Caller:
+class CallingNode:
     """Calls counters when it runs."""
 
     def __init__(self, counters: list[Any], target: int) -> None:
@@ -69,15 +70,7 @@ class Caller:
                 counter.fail()
 
 
-class Waiter:
-    """Runs until the stop, then says so."""
-
-    def run(self) -> None:
-        """Waits for the stop."""
-        lp.wait_for_stop()
-
-
-class Failing:
+class FailingNode:
     """Fails in the constructor or when it runs."""
 
     def __init__(self, where: str) -> None:
@@ -90,53 +83,32 @@ class Failing:
         raise ValueError(f"broken {self._where}")
 
 
-class Stubborn:
+def run_for_ever() -> None:
     """Ignores the stop."""
-
-    def run(self) -> None:
-        """Runs for ever."""
-        while True:
-            time.sleep(0.01)
+    while True:
+        time.sleep(0.01)
 
 
-class Lingering:
+def linger(file: str) -> None:
     """Ends some time after it was asked to stop: when a file is there."""
-
-    def __init__(self, file: str) -> None:
-        self._file = Path(file)
-
-    def run(self) -> None:
-        """Waits for both."""
-        lp.wait_for_stop()
-        poll_until(self._file.exists, timeout_s=30)
+    lp.wait_for_stop()
+    poll_until(Path(file).exists, timeout_s=30)
 
 
-class Restless:
-    """Calls others and never looks at the stop, as most actors do."""
-
-    def __init__(self, counter: Any) -> None:
-        self._counter = counter
-
-    def run(self) -> None:
-        """Calls for ever."""
-        while True:
-            self._counter.increment()
+def call_for_ever(counter: Any) -> None:
+    """Calls another and never checks for the stop, as most actors do."""
+    while True:
+        counter.increment()
 
 
-class LateHandler:
-    """Registers its stop handler when the stop has come already."""
-
-    def __init__(self, file: str) -> None:
-        self._file = Path(file)
-
-    def run(self) -> None:
-        """Waits for the stop first."""
-        lp.wait_for_stop()
-        lp.register_stop_handler(self._file.touch)
+def register_late(file: str) -> None:
+    """Registers its stop handler after the stop."""
+    lp.wait_for_stop()
+    lp.register_stop_handler(Path(file).touch)
 
 
 class Unsteady:
-    """Counts, keeps its count, and fails when it is told to, or gets stuck."""
+    """Counts, saves its count, and fails or gets stuck on request."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -164,7 +136,7 @@ class Unsteady:
         self._count = int((folder / "count").read_text())
 
     def run(self) -> None:
-        """Waits for the stop, or for what it is to do wrong."""
+        """Waits for the stop, or for a request to fail."""
         while not lp.wait_for_stop(0.01):
             if self._task != "stuck":
                 lp.heartbeat()
@@ -173,7 +145,7 @@ class Unsteady:
 
 
 class Parting:
-    """Writes down when it is asked to stop, and has a last word for another."""
+    """Writes the time of its stop, and makes a last call to another."""
 
     def __init__(self, name: str, log: str, other: Any = None) -> None:
         self._name = name
@@ -202,8 +174,8 @@ class LauncherContract:
             launcher = "mine"
     """
 
-    #: Name of the launcher under test.
-    launcher: str
+    #: The launcher under test, or its name.
+    launcher: "str | Launcher"
     #: Arguments of `lp.launch` for it.
     options: dict[str, Any] = {}
 
@@ -222,7 +194,7 @@ class LauncherContract:
             counters = [program.add_node(lp.CourierNode(Counter, i)) for i in range(2)]
         with program.group("caller"):
             for _ in range(2):
-                program.add_node(lp.CourierNode(Caller, counters, 5))
+                program.add_node(lp.CourierNode(CallingNode, counters, 5))
         result = launch(program, notice_s=30.0).wait()
         assert result.outcome is lp.Outcome.COMPLETED
         assert result.exit_code == 0
@@ -237,7 +209,7 @@ class LauncherContract:
     def test_handles_in_a_cycle_become_clients(self, launch: Any) -> None:
         program = lp.Program("cycle")
         first = lp.CourierNode(Counter)
-        second = lp.CourierNode(Caller, [first.create_handle()], 1)
+        second = lp.CourierNode(CallingNode, [first.create_handle()], 1)
         second.disable_run()
         handle = program.add_node(second, label="second")
         program.add_node(first, label="first")
@@ -254,7 +226,7 @@ class LauncherContract:
     def _check_stop(self, launch: Any, method: str) -> None:
         program = lp.Program("stops")
         program.add_node(lp.CourierNode(Counter), label="counter")
-        program.add_node(lp.PyClassNode(Waiter), label="waiter")
+        program.add_node(lp.PyNode(lp.wait_for_stop), label="waiter")
         running = launch(program)
         client = running.client("counter")
         for _ in range(2):  # repeatedly
@@ -270,8 +242,8 @@ class LauncherContract:
     def test_a_failing_node_ends_the_program_and_is_named(self, launch: Any, where: str) -> None:
         program = lp.Program("failure")
         program.add_node(lp.CourierNode(Counter), label="counter")
-        program.add_node(lp.PyClassNode(Waiter), label="worker")
-        program.add_node(lp.PyClassNode(Failing, where), label="worker")
+        program.add_node(lp.PyNode(lp.wait_for_stop), label="worker")
+        program.add_node(lp.PyClassNode(FailingNode, where), label="worker")
         running = launch(program)
         with pytest.raises(lp.NodeFailedError) as failed:
             running.wait()
@@ -285,9 +257,9 @@ class LauncherContract:
         self, launch: Any, tmp_path: Path
     ) -> None:
         program = lp.Program("seen")
-        program.add_node(lp.PyClassNode(Waiter), label="waiter")
-        program.add_node(lp.PyClassNode(Lingering, str(tmp_path / "go")), label="lingering")
-        program.add_node(lp.PyClassNode(Failing, "run"), label="failing")
+        program.add_node(lp.PyNode(lp.wait_for_stop), label="waiter")
+        program.add_node(lp.PyNode(linger, str(tmp_path / "go")), label="lingering")
+        program.add_node(lp.PyClassNode(FailingNode, "run"), label="failing")
         running = launch(program, notice_s=60.0)
 
         def states() -> dict[str, str]:
@@ -306,7 +278,7 @@ class LauncherContract:
     def test_a_stubborn_node_is_ended_after_the_notice(self, launch: Any) -> None:
         program = lp.Program("stubborn")
         program.add_node(lp.CourierNode(Counter), label="counter")
-        program.add_node(lp.PyClassNode(Stubborn), label="stubborn")
+        program.add_node(lp.PyNode(run_for_ever), label="stubborn")
         running = launch(program, notice_s=3.0)
         _wait_for_state(running, "stubborn[0]", "running")
         _wait_for_state(running, "counter[0]", "serving")
@@ -318,7 +290,7 @@ class LauncherContract:
         program = lp.Program("restless")
         counter = program.add_node(lp.CourierNode(Counter), label="counter")
         for _ in range(3):
-            program.add_node(lp.PyClassNode(Restless, counter), label="restless")
+            program.add_node(lp.PyNode(call_for_ever, counter), label="restless")
         running = launch(program, notice_s=60.0)
         poll_until(lambda: running.client("counter").increment() > 10)
         result = running.stop(timeout_s=30)
@@ -329,7 +301,7 @@ class LauncherContract:
         self, launch: Any, tmp_path: Path
     ) -> None:
         program = lp.Program("late")
-        program.add_node(lp.PyClassNode(LateHandler, str(tmp_path / "called")), label="late")
+        program.add_node(lp.PyNode(register_late, str(tmp_path / "called")), label="late")
         running = launch(program, notice_s=30.0)
         _wait_for_state(running, "late[0]", "running")
         running.stop()
@@ -414,7 +386,7 @@ class LauncherContract:
     def test_launching_works_from_any_thread(self, launch: Any) -> None:
         program = lp.Program("thread")
         counter = program.add_node(lp.CourierNode(Counter), label="counter")
-        program.add_node(lp.CourierNode(Caller, [counter], 2), label="caller")
+        program.add_node(lp.CourierNode(CallingNode, [counter], 2), label="caller")
         outcomes: list[lp.Outcome] = []
         thread = threading.Thread(target=lambda: outcomes.append(launch(program).wait().outcome))
         thread.start()
@@ -424,7 +396,7 @@ class LauncherContract:
     def test_nothing_but_the_log_folder_is_written(self, launch: Any, tmp_path: Any) -> None:
         program = lp.Program("files")
         counter = program.add_node(lp.CourierNode(Counter), label="counter")
-        program.add_node(lp.CourierNode(Caller, [counter], 1), label="caller")
+        program.add_node(lp.CourierNode(CallingNode, [counter], 1), label="caller")
         here = set(tmp_path.iterdir())
         launch(program, log_dir=tmp_path / "logs").wait()
         assert set(tmp_path.iterdir()) - here <= {tmp_path / "logs"}

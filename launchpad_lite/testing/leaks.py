@@ -1,4 +1,4 @@
-"""What a program might leave behind: threads, processes, ports, files."""
+"""Finds leftovers of programs: threads, processes, ports, files."""
 
 import tempfile
 import threading
@@ -10,19 +10,19 @@ from typing import Any
 
 import psutil
 
-from launchpad_lite._stacks import frames_of_threads
+from launchpad_lite.process.stacks import frames_of_threads
 
 #: Threads that are kept on purpose: grpc's pollers live as long as the process and carry
-#: no call; ours for signals stays as their handlers do.
+#: no call; ours for signals stays, as their handlers do.
 _KEPT = ("signal-", "grpc", "pytest_timeout", "ThreadPoolExecutor", "asyncio_", "Dummy-", "pydevd")
 
-#: How the folder begins where runs log by default; the user's name follows.
+#: The beginning of the name of the default folder for logs; the user's name follows.
 _LOGS = "launchpad_lite-"
 
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What is there now and was not there before.
+    """Threads, processes, ports and files that were not there before.
 
     Attributes:
         threads: Names of threads, with the stacks they are in.
@@ -57,7 +57,7 @@ class Leftovers:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What was there at some moment."""
+    """An inventory of a moment."""
 
     threads: Set[int]
     processes: Set[int]
@@ -65,7 +65,7 @@ class Inventory:
     files: Set[str]
 
     def leftovers(self) -> Leftovers:
-        """Returns what has come since and is still there."""
+        """Returns what came since and is still there."""
         now = take_inventory()
         with frames_of_threads() as frames:
             threads = {
@@ -85,7 +85,7 @@ class Inventory:
 
 
 def take_inventory() -> Inventory:
-    """Returns what there is now.
+    """Returns the present inventory.
 
     Example:
         before = take_inventory()
@@ -114,7 +114,7 @@ def _connections(process: psutil.Process) -> list[Any]:
 def _files(process: psutil.Process) -> set[str]:
     open_files = {file.path for file in process.open_files()}
     temporary = Path(tempfile.gettempdir()).glob("launchpad_lite*")
-    # What another program of this user logs comes and goes there, too.
+    # Other programs of this user add and remove logs there, too.
     return open_files | {str(each) for each in temporary if not each.name.startswith(_LOGS)}
 
 

@@ -1,4 +1,4 @@
-"""Faults for running programs: proof that yours survives what its machines will do to it.
+"""Injects faults into running programs, to show that yours survives them.
 
     def test_it_survives(launch_program):
         running = launch_program(make_program(), "test_mp")
@@ -6,8 +6,7 @@
             result = running.wait()
         assert monkey.injected
 
-Linux only: each signal goes through a pidfd, so that it can hit no process that
-got the number of one that ended.
+psutil sends the signals: it hits no other process that has got the number of a worker meanwhile.
 """
 
 import contextlib
@@ -16,13 +15,11 @@ import heapq
 import itertools
 import os
 import random
-import select
 import signal
 import socket
-import sys
 import threading
 import time
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,19 +32,19 @@ from launchpad_lite.testing.programs import LaunchedProgram
 _BURST_S = (0.02, 0.2)
 #: How often a DELAY does so.
 _BURSTS = (3, 6)
-#: How exactly the time is known at which a worker came up.
+#: The accuracy of the time at which a worker came up.
 _WATCH_S = 0.02
 _UP = ("running", "serving")
 
-#: What is to be done, a piece at a time; yields the seconds until the next.
+#: The steps of a fault; yields the seconds until the next.
 _Steps = Generator[float, None, None]
 
 
 class Fault(enum.Enum):
-    """What can happen to a worker."""
+    """A kind of fault of a worker."""
 
-    KILL = "kill"  # it is gone, without a last word (SIGKILL)
-    PAUSE = "pause"  # it does nothing for a while, as on a machine that swaps (SIGSTOP)
+    KILL = "kill"  # it ends without notice (SIGKILL)
+    PAUSE = "pause"  # it stands still for a while, as on a machine that swaps (SIGSTOP)
     DELAY = "delay"  # it is slow: some short pauses, one after the other
 
 
@@ -56,7 +53,7 @@ class Injected:
     """A fault that took place.
 
     Attributes:
-        fault: What it was.
+        fault: Its kind.
         node: `label[replica]`.
         attempt: How often the node had been restarted before; of a `NodeFailure` that the
             fault led to, it is the same.
@@ -79,14 +76,14 @@ class Monkey:
     """Injects faults into the workers of a running program, from `with` to the end of the block.
 
     The faults come at random times. Victims are drawn from the nodes that are up and under no
-    fault at the moment; there may be none, and then nothing happens. The seed decides which
-    faults come when; what the program does decides whom they can hit.
+    fault at the moment; there may be none, and then nothing happens. The seed decides which faults
+    come when; the program decides which nodes they can hit.
 
-    At the end of the block no worker is left paused. An error of the monkey's own is raised there,
-    unless the block raises one.
+    At the end of the block no worker is left paused. Errors of the monkey are raised there, unless
+    the block raises one.
 
-    Hits only processes on this machine that descend from this one and that the program says are
-    its workers. One thread; use it as a context manager, once.
+    Hits only descendants of this process that the program reports as its workers. One thread; use
+    it as a context manager, once.
 
     Example:
         with Monkey(running, seed=1, faults=[Fault.KILL], labels={"actor"}) as monkey:
@@ -105,7 +102,7 @@ class Monkey:
         max_pause_s: float = 1.0,
         minimum_uptime_s: float = 0.0,
     ) -> None:
-        """Chooses what may happen; nothing does before the block begins.
+        """Chooses the faults; none comes before the block.
 
         Args:
             running: The program.
@@ -118,11 +115,9 @@ class Monkey:
                 alone.
 
         Raises:
-            NotImplementedError: This system has no pidfds.
             TypeError: Nodes are threads of this process, or run on other machines.
             ValueError: No fault is named, a label is unknown, or a time makes no sense.
         """
-        _require_pidfds()
         self._running = running.running if isinstance(running, LaunchedProgram) else running
         self._faults = tuple(faults)
         self._labels = _checked_labels(self._running, labels)
@@ -138,11 +133,11 @@ class Monkey:
         self._minimum_uptime_s = minimum_uptime_s
         self._random = random.Random(seed)  # noqa: S311 - faults, no secrets
         self._injected: list[Injected] = []
-        #: Those under a fault that has not ended; a KILL never does, but takes a moment.
+        #: Workers under a fault that has not ended; a KILL never does, but takes a moment.
         self._afflicted: set[_Name] = set()
-        #: Those that are up.
-        self._workers: dict[_Name, _Worker] = {}
-        #: What is to be done when; the number in the middle decides between equals.
+        #: Workers that are up.
+        self._workers: dict[_Name, _RunningWorker] = {}
+        #: Steps by time; the number in the middle orders equal times.
         self._agenda: list[tuple[float, int, _Steps]] = []
         self._numbers = itertools.count()
         self._began_at = 0.0
@@ -153,7 +148,7 @@ class Monkey:
 
     @property
     def injected(self) -> list[Injected]:
-        """What took place so far, in order. From any thread."""
+        """The faults so far, in order. From any thread."""
         return list(self._injected)
 
     def __enter__(self) -> "Monkey":
@@ -175,13 +170,13 @@ class Monkey:
             self._advance(self._strike_again_and_again())
             while not self._leaving.wait(max(0.0, self._agenda[0][0] - time.monotonic())):
                 self._advance(heapq.heappop(self._agenda)[2])
-        except BaseException as error:  # noqa: BLE001 - raised where the block ends
+        except BaseException as error:  # noqa: BLE001 - raised at the end of the block
             self._error = error
         finally:
             self._undo_all()
 
     def _undo_all(self) -> None:
-        # Each undoes what it did when it is closed, whatever comes of closing the others.
+        # Closing a fault undoes it, even if closing others fails.
         with contextlib.ExitStack() as undo:
             for _, _, steps in self._agenda:
                 undo.callback(steps.close)
@@ -192,7 +187,7 @@ class Monkey:
             heapq.heappush(self._agenda, (again_at, next(self._numbers), steps))
 
     def _watch(self) -> _Steps:
-        """Notes who comes up, and when."""
+        """Notes workers that come up, and when."""
         while True:
             workers = {name: self._workers.get(name) or _sight(name) for name in self._nodes_up()}
             self._workers = {name: worker for name, worker in workers.items() if worker is not None}
@@ -202,12 +197,12 @@ class Monkey:
         while True:
             yield self._random.expovariate(1 / self._mean_interval_s)
             fault = self._random.choice(self._faults)
-            # Of its own, so that what this fault draws, or does not, leaves the next as they are.
+            # Its own generator, so that the draws of one fault do not change later faults.
             draw = random.Random(self._random.getrandbits(64))  # noqa: S311
             if victims := self._victims():
                 self._advance(self._inflict(fault, draw.choice(victims), draw))
 
-    def _victims(self) -> "list[_Worker]":
+    def _victims(self) -> "list[_RunningWorker]":
         latest = time.monotonic() - self._minimum_uptime_s
         return [
             worker
@@ -231,49 +226,26 @@ class Monkey:
                 )
         return [_Name(node.name, node.restarts, pid) for node, pid in nodes if node.state in _UP]
 
-    def _inflict(self, fault: Fault, worker: "_Worker", draw: random.Random) -> _Steps:
-        with self._hold(worker) as process:
-            if process is None:
-                return
-            self._afflicted.add(worker.name)
-            try:
-                if not process.signal(signal.SIGKILL if fault is Fault.KILL else signal.SIGSTOP):
-                    return
-                at_s = time.monotonic() - self._began_at
-                self._injected.append(Injected(fault, *worker.name, at_s))
-                if fault is Fault.PAUSE:
-                    yield draw.uniform(0.0, self._max_pause_s)
-                elif fault is Fault.DELAY:
-                    yield from _bursts(process, draw)
-            finally:
-                if fault is not Fault.KILL:
-                    self._afflicted.discard(worker.name)
-                    process.signal(signal.SIGCONT)
-
-    @contextlib.contextmanager
-    def _hold(self, worker: "_Worker") -> Iterator["_Process | None"]:
-        """Gives a hold on a worker's process; None if it has ended."""
-        try:
-            fd = os.pidfd_open(worker.pid)
-        except ProcessLookupError:
-            yield None
+    def _inflict(self, fault: Fault, worker: "_RunningWorker", draw: random.Random) -> _Steps:
+        first = signal.SIGKILL if fault is Fault.KILL else signal.SIGSTOP
+        if worker.name not in self._nodes_up() or not worker.signal(first):
             return
+        self._afflicted.add(worker.name)
         try:
-            process = _Process(fd)
-            # Asked in this order: the owner of the number is known only because we hold a process, and
-            # it is the one we hold only if that one has not ended when we have asked.
-            is_it = (
-                worker.name in self._nodes_up()
-                and worker.process.is_running()
-                and process.is_alive()
-            )
-            yield process if is_it else None
+            at_s = time.monotonic() - self._began_at
+            self._injected.append(Injected(fault, *worker.name, at_s))
+            if fault is Fault.PAUSE:
+                yield draw.uniform(0.0, self._max_pause_s)
+            elif fault is Fault.DELAY:
+                yield from _bursts(worker, draw)
         finally:
-            os.close(fd)
+            if fault is not Fault.KILL:
+                self._afflicted.discard(worker.name)
+                worker.signal(signal.SIGCONT)
 
 
 class _Name(NamedTuple):
-    """What tells one worker from all others of the program."""
+    """Identifies one worker among all of the program."""
 
     node: str
     attempt: int
@@ -281,12 +253,11 @@ class _Name(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Worker:
+class _RunningWorker:
     """A worker that is up.
 
     Attributes:
-        process: Knows, besides the pid, when its process was started, which tells it from others
-            that get the number later.
+        process: Knows its start time, so that another process with its number is not taken for it.
         up_since: When it was first seen up, in seconds of the monotonic clock.
     """
 
@@ -295,53 +266,37 @@ class _Worker:
     up_since: float
 
     @property
-    def pid(self) -> int:
-        return self.name.pid
-
-    @property
     def label(self) -> str:
         return self.name.node.partition("[")[0]
 
+    def signal(self, signum: int) -> bool:
+        """Sends a signal; returns whether the process was still there. A zombie is not."""
+        try:
+            if self.process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            self.process.send_signal(signum)
+        except psutil.Error:
+            return False
+        return True
 
-def _sight(name: _Name) -> _Worker | None:
-    """Makes the acquaintance of a worker; None if its process has ended, or is not of our making."""
+
+def _sight(name: _Name) -> _RunningWorker | None:
+    """Returns a worker; None if its process has ended, or does not descend from this one."""
     try:
         process = psutil.Process(name.pid)
         ours = any(parent.pid == os.getpid() for parent in process.parents())
     except psutil.Error:
         return None
-    return _Worker(name, process, time.monotonic()) if ours else None
+    return _RunningWorker(name, process, time.monotonic()) if ours else None
 
 
-class _Process:
-    """A process that cannot be mistaken for another."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def is_alive(self) -> bool:
-        """Whether it runs; a zombie does not."""
-        # A pidfd can be read, so to speak, when its process has ended, reaped or not.
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        return not poll.poll(0)
-
-    def signal(self, signum: int) -> bool:
-        """Sends a signal; returns whether the process was still there."""
-        try:
-            signal.pidfd_send_signal(self._fd, signum)
-        except ProcessLookupError:
-            return False
-        return True
-
-
-def _bursts(process: _Process, draw: random.Random) -> _Steps:
-    """Goes on with a first stop that has been made already."""
+def _bursts(worker: _RunningWorker, draw: random.Random) -> _Steps:
+    """Goes on after a first stop that was sent already."""
     for burst in range(draw.randint(*_BURSTS)):
-        if burst and not process.signal(signal.SIGSTOP):
+        if burst and not worker.signal(signal.SIGSTOP):
             return
         yield draw.uniform(*_BURST_S)
-        process.signal(signal.SIGCONT)
+        worker.signal(signal.SIGCONT)
         yield draw.uniform(*_BURST_S)
 
 
@@ -352,16 +307,3 @@ def _checked_labels(running: RunningProgram, labels: Collection[str] | None) -> 
     if unknown := sorted(set(labels) - known):
         raise ValueError(f"no group {unknown[0]!r}; there are: {', '.join(sorted(known))}")
     return frozenset(labels)
-
-
-def _require_pidfds() -> None:
-    if hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal"):
-        try:
-            os.close(os.pidfd_open(os.getpid()))
-        except OSError as error:  # an old kernel, or a sandbox
-            reason = f"os.pidfd_open fails: {error}"
-        else:
-            return
-    else:
-        reason = f"this Python on {sys.platform} has no os.pidfd_open"
-    raise NotImplementedError(f"a monkey needs pidfds, so Linux 5.3 or newer; {reason}")

@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import courier
-from launchpad_lite._launch import launch
-from launchpad_lite._program import Program
-from launchpad_lite._result import indented
 from launchpad_lite.errors import LaunchError
-from launchpad_lite.launching import Outcome, ProgramResult, RunningProgram
+from launchpad_lite.graph.program import Program
+from launchpad_lite.launching import Launcher, Outcome, ProgramResult, RunningProgram
+from launchpad_lite.launching.launch import launch
+from launchpad_lite.life.result import indented
 from launchpad_lite.testing.leaks import Inventory, Leftovers
 
 R = TypeVar("R")
 
-#: Nodes in tests that do not listen to the stop are not worth waiting for.
+#: The notice for nodes in tests: a long one only delays tests with nodes that ignore the stop.
 _NOTICE_S = 2.0
-#: How long after the end the system may take to show that something is gone.
+#: Seconds after the end in which leftovers may disappear.
 _SETTLE_S = 10.0
-#: A thread of a node that was given up hangs if it is at one place for so long.
+#: A thread of a node that was left behind counts as stuck if it stays at one place for so long.
 _STILL_S = 0.7
 _THREADS = ("local_mt", "test_mt")
 _POLL_S = 0.01
@@ -71,15 +71,17 @@ class LaunchedProgram:
         return self.wait(timeout_s)
 
     def places(self) -> str:
-        """Returns where the threads of the nodes are, as text."""
+        """Returns who waits for whom, and where the threads of the nodes are, as text."""
         try:
-            stacks = self.running.stacks()
+            why, stacks = self.running.why(), self.running.stacks()
         except LaunchError as error:
             return f"; {error}"
-        return "".join(f"\n\n{node}:\n\n{indented(text)}" for node, text in stacks.items())
+        return f"\n\n{why}" + "".join(
+            f"\n\n{node}:\n\n{indented(text)}" for node, text in stacks.items()
+        )
 
     def close(self) -> str:
-        """Stops what still runs; returns how it failed, unless the test knows; empty if it did not."""
+        """Stops a running program; returns a failure that the test does not know, or ""."""
         is_known = self.running.collected
         for client in self._clients:
             if isinstance(client, courier.Client):
@@ -95,7 +97,7 @@ class LaunchedProgram:
 
 
 class ProgramLauncher:
-    """What the fixture `launch_program` is: call it to launch a program."""
+    """The type of the fixture `launch_program`: call it to launch a program."""
 
     def __init__(self, inventory: Inventory, log_dir: Path) -> None:
         self._inventory = inventory
@@ -103,15 +105,15 @@ class ProgramLauncher:
         self._launched: list[LaunchedProgram] = []
 
     def __call__(
-        self, program: Program, launcher: str = "test_mt", **options: Any
+        self, program: Program, launcher: str | Launcher = "test_mt", **options: Any
     ) -> LaunchedProgram:
         """Launches a program, to be stopped when the test ends.
 
         Args:
-            program: What to run.
+            program: The program.
             launcher: `test_mt` for threads, `test_mp` for processes, or any other.
-            **options: As for `lp.launch`; nodes have 2 s notice, and their output goes to a
-                folder of the test, unless it says otherwise.
+            **options: As for `lp.launch`; nodes have 2 s notice, and their output goes to a folder
+            of the test, by default.
         """
         defaults = {
             "notice_s": _NOTICE_S,
@@ -127,8 +129,8 @@ class ProgramLauncher:
         return "".join(launched.places() for launched in self._launched).strip()
 
     def close(self) -> tuple[list[str], Leftovers]:
-        """Stops all programs; returns how they failed without the test's knowledge, and what is left."""
-        for launched in self._launched:  # so that several that hang have their notice together
+        """Stops all programs; returns failures that the test does not know, and leftovers."""
+        for launched in self._launched:  # so that the notices of several run at the same time
             launched.running.request_stop("the end of the test")
         failures = [text for launched in self._launched if (text := launched.close())]
         threads = [
@@ -147,7 +149,7 @@ class ProgramLauncher:
 
 
 def call_until_answered(method: Callable[[], R]) -> R:
-    """Calls a method of a node that comes back, again while the call is lost with the old one."""
+    """Calls a method of a restarting node, and repeats the call while it is lost."""
     while True:
         try:
             return method()

@@ -91,7 +91,13 @@ class SlurmCluster(Bed):
         ]
         address = self.hosts.addresses[LAUNCHER]
         self._config.write_text(
-            _CONFIG.format(folder=self._folder, launcher=LAUNCHER, address=address) + "".join(nodes)
+            _CONFIG.format(
+                folder=self._folder,
+                launcher=LAUNCHER,
+                address=address,
+                families="EnableIPv6,DisableIPv4" if ":" in address else "NoInAddrAny",
+            )
+            + "".join(nodes)
         )
         stack.callback(self._end_daemons)
         files = {
@@ -187,7 +193,7 @@ SlurmdTimeout=8
 KillWait=10
 MinJobAge=300
 InactiveLimit=0
-CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+CommunicationParameters=NoCtldInAddrAny,{families}
 SlurmdParameters=config_overrides
 AccountingStorageType=accounting_storage/none
 PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP

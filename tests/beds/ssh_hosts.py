@@ -99,6 +99,7 @@ class SshHosts(Bed):
         extra_addresses: IPv4 addresses with prefix length, like "172.17.0.1/16". Each host has all of
             them, and they lead nowhere: the bridges of container engines. Whoever connects to one
             reaches itself.
+        ipv6: Whether there is IPv6 alone, also on loopback.
 
     Attributes:
         names: h1 to hN.
@@ -106,11 +107,15 @@ class SshHosts(Bed):
         shared: A folder that is the same here and on all hosts.
     """
 
-    def __init__(self, count: int = 3, *, extra_addresses: Sequence[str] = ()) -> None:
+    def __init__(
+        self, count: int = 3, *, extra_addresses: Sequence[str] = (), ipv6: bool = False
+    ) -> None:
         self.names = [f"h{number}" for number in range(1, count + 1)]
+        network = "fd00:77::" if ipv6 else "10.77.0."
         self.addresses = {
-            name: f"10.77.0.{10 + number}" for number, name in enumerate([LAUNCHER, *self.names])
+            name: f"{network}{10 + number}" for number, name in enumerate([LAUNCHER, *self.names])
         }
+        self._is_ipv6 = ipv6
         self._extra_addresses = extra_addresses
         self._hosts: dict[str, _Host] = {}
         self._services: list[subprocess.Popen[Any]] = []
@@ -339,7 +344,8 @@ class SshHosts(Bed):
         self.shared = folder / "shared"
         self.shared.mkdir()
         hosts = "".join(f"{address} {name}\n" for name, address in self.addresses.items())
-        (folder / "hosts").write_text("127.0.0.1 localhost\n" + hosts)
+        loopback = "::1" if self._is_ipv6 else "127.0.0.1"
+        (folder / "hosts").write_text(f"{loopback} localhost\n{hosts}")
         for name, address in self.addresses.items():
             network = _new_network()
             stack.callback(os.close, network)
@@ -381,9 +387,11 @@ class SshHosts(Bed):
             lines = [
                 "link set lo up",
                 "link set eth0 addrgenmode none",
-                f"address add {host.address}/24 dev eth0",
+                f"address add {host.address}/{'64 nodad' if self._is_ipv6 else '24'} dev eth0",
                 "link set eth0 up",
             ]
+            if self._is_ipv6:
+                lines.append("address del 127.0.0.1/8 dev lo")
             if self._extra_addresses:
                 lines += [f"link add {_BRIDGE} type bridge", f"link set {_BRIDGE} up"]
                 lines += [f"address add {one} dev {_BRIDGE}" for one in self._extra_addresses]

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,9 +40,9 @@ LAZY_MODULES = (
 # What a process that launches needs; the agent, and with it each worker, starts without.
 LAUNCHING_MODULES = (
     "importlib.metadata",
-    "launchpad_lite._checkpoints",
-    "launchpad_lite._launch",
-    "launchpad_lite._plan",
+    "launchpad_lite.worker.checkpoints",
+    "launchpad_lite.launching.launch",
+    "launchpad_lite.planning.plan",
     "launchpad_lite.launching",
     "psutil",
     # Python 3.10's platform, which cloudpickle needs, loads it.
@@ -49,7 +50,7 @@ LAUNCHING_MODULES = (
 )
 
 # Spelling aids that an `__init__` may import without exporting them.
-NOT_EXPORTS = {"annotations", "TYPE_CHECKING"}
+NOT_EXPORTS = {"annotations", "TYPE_CHECKING", "later"}
 
 
 def test_imports_respect_the_contracts() -> None:
@@ -65,9 +66,36 @@ def test_importing_the_packages_loads_nothing_heavy() -> None:
     assert not heavy, f"import these inside the functions that use them: {sorted(heavy)}"
 
 
+def test_describing_a_program_loads_neither_clients_nor_servers() -> None:
+    loaded = _loaded_by("launchpad_lite", then="from launchpad_lite import search; search.Executor")
+    assert "launchpad_lite.search.executor" in loaded
+    wires = {"courier.client.client", "courier.server.server", "courier.client._lane"}
+    brokers = {f"launchpad_lite.search.{each}" for each in ("_broker", "worker", "searches")}
+    needless = loaded.intersection(wires | brokers | set(LAZY_MODULES))
+    assert not needless, f"import these inside the functions that use them: {sorted(needless)}"
+
+
+def test_a_broker_loads_databases_when_it_uses_one() -> None:
+    loaded = _loaded_by("launchpad_lite.search._broker")
+    assert not loaded.intersection(("sqlite3", "launchpad_lite.search.models"))
+
+
 def test_agents_load_nothing_that_only_launching_needs() -> None:
     needless = _loaded_by("launchers.host.agent").intersection(LAZY_MODULES + LAUNCHING_MODULES)
     assert not needless, f"import these inside the functions that use them: {sorted(needless)}"
+
+
+def test_messages_of_a_life_have_one_comparison_for_all() -> None:
+    # Every launcher and every agent imports them, and would compile each method that is generated.
+    messages = {
+        each
+        for each in vars(launchpad_lite.life.events).values()
+        if isinstance(each, type)
+        and issubclass(each, launchpad_lite.life.events.StopAsked.__base__)
+    }
+    assert len(messages) > 20
+    generated = [each for each in messages if {"__eq__", "__repr__"} & {*vars(each)}]
+    assert [each.__name__ for each in generated] == ["_Message"]
 
 
 def test_a_launch_loads_nothing_heavy() -> None:
@@ -128,11 +156,20 @@ def _listing_order(name: str) -> tuple[bool, bool, str]:
     return not name.isupper(), not name[:1].isupper(), name
 
 
-@pytest.mark.parametrize(
-    "room", [*(f"launchpad_lite/{room}" for room in ROOMS), "compat/launchpad"]
-)
-def test_rooms_on_top_are_made_of_what_users_have(room: str) -> None:
-    for path in (ROOT / room).rglob("*.py"):
+def test_files_of_other_distributions_are_told_from_ours() -> None:
+    from courier import _distributions
+    from launchpad_lite.parts import own_packages
+
+    ours = {"courier": _distributions._MODULES, "launchers": own_packages._LAUNCHERS}
+    for package, modules in ours.items():
+        assert {path.name for path in (ROOT / package).glob("*.py")} == set(modules)
+
+
+def test_modules_with_an_underscore_are_imported_only_in_their_folder() -> None:
+    for path in [
+        path for package in (*PACKAGES, "compat") for path in (ROOT / package).rglob("*.py")
+    ]:
+        importer = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -140,15 +177,22 @@ def test_rooms_on_top_are_made_of_what_users_have(room: str) -> None:
                 names = [alias.name for alias in node.names]
             else:
                 continue
-            # Decided in one place for all: which files are trusted, what a terminal may show, how the
-            # frames of other threads are looked at.
-            shared = tuple(
-                f"launchpad_lite.{each}." for each in ("_private_files", "_escapes", "_stacks")
-            )
-            known = (f"{room.replace('/', '.')}.", *shared)
-            inside = [name for name in names if not name.startswith(known)]
-            hidden = [name for name in inside if name.startswith(PACKAGES) and "._" in name]
-            assert not hidden, f"{path.name} reaches below what is public: {hidden}"
+            for name in names:
+                folder = re.split(r"\._(?!_)", name)[0]
+                inside = folder == name or importer.startswith(f"{folder}.")
+                assert inside or not name.startswith(PACKAGES), f"{path.name} imports {name}"
+
+
+def test_no_two_classes_have_one_name_but_those_that_the_page_lists() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    listed = page.partition("These names stand for several classes:")[2].partition("## ")[0]
+    found: dict[str, list[str]] = {}
+    for path in [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(ROOT)))
+    several = {name: paths for name, paths in found.items() if len(paths) > 1}
+    assert several.keys() == set(re.findall(r"^\| `(\w+)` \|", listed, re.MULTILINE)), several
 
 
 @pytest.mark.parametrize("room", ROOMS)

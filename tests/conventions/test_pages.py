@@ -38,6 +38,18 @@ _BLOCKS = [block for page in _PAGES for block in blocks("python", page)]
 _FILES = {file_name(block): block for block in _BLOCKS}
 #: What is printed by programs whose page says it.
 _OUTPUT = {
+    "announcing.py": "starting greeter[0]\nhello\n",
+    "cell.py": "steps: 1\n",
+    "changed.py": "[trainer[0]] training\n",
+    "in_code.py": "Outcome.COMPLETED\n",
+    "powers.py": "[32, 9]\n",
+    "rates.py": "best: {'rate': 0.1}\n",
+    "ready.py": "[0, 1, 4, 9]\n[0, 1, 4, 9]\n",
+    "serial.py": "[caller[0]] counted: 100\n",
+    "sheet.py": (
+        "[actor[0]] 2\n[actor[0]] 3\n[actor[0]] [0, 1, 2]\n[actor[0]] 4\n[actor[0]] actor[0]\n"
+    ),
+    "train.py": "training\n",
     "hello.py": "[visitor[0]] hello, world\n",
     "which_barrier.py": (
         "BSP(): 17 steps, waited 90%\n"
@@ -55,12 +67,24 @@ _OUTPUT = {
     "page_node.py": "[reader[0]] a page\n",
     "replicate.py": "[6.0, 6.0]\n",
     "set_up.py": "[trainer[0]] threads of BLAS: 1 11\n",
+    "sharded_sum.py": "[worker[0]] the sum of a is [5 5 5]\n",
     "square.py": "[driver[0]] 285\n",
     "squares.py": "[0, 1, 4, 9, 16]\n",
     "survivors.py": "[search[0]] best x: 3\n",
     "tune.py": "best rate: 0.1\n",
     "typed.py": "[visitor[0]] hello, world\n",
 }
+
+
+#: How programs run that are not run by their file alone: with the package of the original; in a cell.
+_COMMANDS = {
+    "train.py": ("-m", "launchpad_lite.launch", "--compat", "train.py"),
+    "cell.py": ("-c", _FILES["cell.py"] + "running.stop()"),
+}
+#: Pages that list, or show no Python of their own; others begin with a program.
+_LISTS = """
+    architecture benchmarks command_line examples index other_languages promises recipes security troubleshooting
+"""
 
 
 def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -94,11 +118,17 @@ def files(*, are_tests: bool) -> list[Any]:
 
 @pytest.mark.parametrize("name", files(are_tests=False))
 def test_the_programs_of_the_pages_run(tmp_path: Path, name: str) -> None:
-    done = run(tmp_path, name)
+    done = run(tmp_path, *_COMMANDS.get(name, (name,)))
     if name in _OUTPUT:
         assert without_logs_line(done.stderr) == ""
         # An HTTP server logs its requests beside.
         assert _OUTPUT[name] in done.stdout
+
+
+@pytest.mark.parametrize("page", [page for page in _PAGES if Path(page).stem not in _LISTS.split()])
+def test_a_page_begins_with_a_program_that_runs(page: str) -> None:
+    languages = [language for language, _ in _BLOCK.findall((_ROOT / page).read_text("utf-8"))]
+    assert "reference_" in page or languages[0] == "python"
 
 
 def test_no_two_blocks_have_the_same_name() -> None:

@@ -11,18 +11,35 @@ import pytest
 
 import courier
 import launchpad_lite as lp
+from courier import lowlevel
 from launchpad_lite import engines, replicas, search, testing
 
 _ROOMS = {
     "lp": lp,
     "courier": courier,
+    "lowlevel": lowlevel,
     "testing": testing,
     "engines": engines,
     "search": search,
     "replicas": replicas,
 }
 #: Of no use to users by themselves, or no object with a docstring.
-_WITHOUT = {courier.ExceptionReport, courier.PoolChoice, courier.Timing, lp.__version__}
+_WITHOUT = {
+    courier.ExceptionReport,
+    courier.PoolChoice,
+    courier.Timing,
+    lowlevel.SCRIPT_NAMES,
+    lowlevel.AwaitedCall,
+    lowlevel.Parcel,
+    lowlevel.Pickler,
+    lowlevel.Tasks,
+    lowlevel.bound,
+    lowlevel.names_in,
+    lowlevel.require_running_clock,
+    lowlevel.shortened,
+    lowlevel.stand_in,
+    lp.__version__,
+}
 _NAMES = sorted(
     f"{room}.{name}"
     for room, module in _ROOMS.items()

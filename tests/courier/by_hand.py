@@ -7,8 +7,12 @@ import threading
 from collections.abc import Callable, Iterator
 
 import courier
-from courier._address import split_address
-from courier._engine.frames import (
+from courier.client.options import ClientOptions
+from courier.errors import AuthenticationError
+from courier.grpc.client import open_stream
+from courier.values.parcel import Parcel
+from courier.wire.address import split_address
+from courier.wire.frames import (
     Chunk,
     Frame,
     FrameReader,
@@ -19,7 +23,7 @@ from courier._engine.frames import (
     call_meta,
     encode,
 )
-from courier._engine.handshake import (
+from courier.wire.handshake import (
     HELLO_BYTES,
     LENGTH,
     MAGIC,
@@ -34,11 +38,7 @@ from courier._engine.handshake import (
     SessionKeys,
     prefix,
 )
-from courier._engine.place import host_name
-from courier._grpc.client import open_stream
-from courier._options import ClientOptions
-from courier._parcel import Parcel
-from courier.errors import AuthenticationError
+from courier.wire.place import host_name
 
 #: With the words of the protocol that peers made by hand use.
 __all__ = [

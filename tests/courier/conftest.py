@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import courier
-from courier._engine import dialing
+from courier.client import _dialing
 from tests.courier.by_hand import Visitor, answered_by_hand
 from tests.courier.machines import Machines, why_not
 from tests.courier.scripts import started
@@ -186,13 +186,13 @@ def go_by(way: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     if way in ("copy", "share"):
         return {"in_process": way}
     if way != "unix":
-        monkeypatch.setattr(dialing, "_dial_local", lambda *_: None)
+        monkeypatch.setattr(_dialing, "_dial_local", lambda *_: None)
     if way == "grpc":
 
         def hang_up(*_: object) -> Any:
-            raise dialing.SpeechlessError("something in between hangs up")
+            raise _dialing.SpeechlessError("something in between hangs up")
 
-        monkeypatch.setattr(dialing, "_dial_directly", hang_up)
+        monkeypatch.setattr(_dialing, "_dial_directly", hang_up)
     return {}
 
 

@@ -22,16 +22,23 @@ import atheris
 
 with atheris.instrument_imports(include=["courier"]):
     import courier
-    from courier import _outcomes
-    from courier._context import CallContext
-    from courier._engine import frames as protocol
-    from courier._engine.background_reader import BACKGROUND_READER
-    from courier._engine.caller import Caller
-    from courier._engine.calls import WireCall
-    from courier._engine.carrier import UnixCarrier
-    from courier._engine.channel import Channel
-    from courier._engine.frames import FrameReader, Region, Seals, decompressed, encode
-    from courier._engine.handshake import (
+    from courier.calls import outcomes
+    from courier.calls.context import CallContext
+    from courier.calls.outcomes import End, Items, Kind, Refusal, Value
+    from courier.client._background_reader import BACKGROUND_READER
+    from courier.client._calls import WireCall
+    from courier.client._lane import Lane
+    from courier.client._link import Link
+    from courier.client.options import ClientOptions
+    from courier.server._caller import ServedConnection
+    from courier.server.unproven import UnprovenPeer, Way
+    from courier.threads.handler_pool import HandlerPool
+    from courier.values.parcel import Parcel
+    from courier.wire import frames as protocol
+    from courier.wire.carrier import UnixCarrier
+    from courier.wire.channel import Channel
+    from courier.wire.frames import FrameReader, Region, Seals, encode
+    from courier.wire.handshake import (
         HELLO_BYTES,
         LENGTH,
         MAGIC,
@@ -46,13 +53,6 @@ with atheris.instrument_imports(include=["courier"]):
         prefix,
         read_prefix,
     )
-    from courier._engine.lane import WireLane
-    from courier._engine.link import Link
-    from courier._engine.unproven import UnprovenPeer, Way
-    from courier._kinds import Kind
-    from courier._options import ClientOptions
-    from courier._outcomes import End, Items, Refusal, Value
-    from courier._parcel import Parcel
 
 KEY = courier.Secret(bytes(range(32)))
 REFUSALS = (courier.errors.ProtocolError, courier.errors.AuthenticationError)
@@ -140,10 +140,10 @@ class Reception:
     timing = courier.Timing()
     secret: courier.Secret | None = KEY
     is_healthy = True
-    is_wanted = False
 
     def __init__(self) -> None:
-        self.caller: Caller | None = None
+        self.handlers = HandlerPool("fuzz", 1, 1)
+        self.caller: ServedConnection | None = None
         self.gone = False
         self._steps: list[Callable[[], None]] = []
 
@@ -151,7 +151,7 @@ class Reception:
         return Introduction("ab" * 16, idempotent=("value",))
 
     def welcome(self, unproven: UnprovenPeer, channel: Channel) -> None:
-        self.caller = Caller(self, channel)  # type: ignore[arg-type]
+        self.caller = ServedConnection(self, channel)
         self.caller.on_event(select.POLLIN)
 
     def redirect(self, unproven: UnprovenPeer, sock: socket.socket, data: bytes) -> None:
@@ -163,26 +163,22 @@ class Reception:
         unproven.close()
         self.gone = True
 
-    def forget(self, caller: Caller) -> None:
+    def forget(self, caller: ServedConnection) -> None:
         self.gone = True
 
-    def watch(self, caller: Caller, events: int) -> None:
+    def watch(self, caller: ServedConnection, events: int) -> None:
         pass
 
     def run(
         self,
-        caller: Caller,
+        caller: ServedConnection,
         number: int,
         call: CallContext,
         arguments: Parcel,
         *,
-        is_compressed: bool = False,
         is_alone: bool = False,
     ) -> None:
         call.time_remaining()
-        if is_compressed:
-            with contextlib.suppress(courier.ProtocolError):
-                arguments = decompressed(arguments)
         if call.method == "value":
             caller.answer(number, call, Value(Parcel(bytes(arguments.pickle))), at_once=True)
         elif call.method == "items":
@@ -272,7 +268,7 @@ def link(given: Any) -> None:
     """A client whose server has proved itself, and then says anything."""
     ours, theirs = socket.socketpair()
     channel = Channel(UnixCarrier(ours, "x"), bytes(32), bytes(32))
-    lane = WireLane(ClientOptions("127.0.0.1:1", KEY, None, False, False, None, 20.0))
+    lane = Lane(ClientOptions("127.0.0.1:1", KEY, None, False, False, None, 20.0))
     connected = Link(channel, frozenset({"value"}), lambda _: None, BACKGROUND_READER)
     calls = [
         WireCall(lane, "value" if n else "other", Parcel(b""), None, is_shared=n == 2)
@@ -307,7 +303,7 @@ def main() -> None:
     findings.mkdir(parents=True, exist_ok=True)
     # What is fuzzed must not become code.
     harmless: Any = types.SimpleNamespace(loads=_no_pickle, dumps=pickle.dumps)
-    for module in (_outcomes, protocol):
+    for module in (outcomes, protocol):
         vars(module)["pickle"] = harmless
     seen: set[str] = set()
 

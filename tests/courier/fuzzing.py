@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import courier
-from courier._engine.frames import _HEADER, Chunk, Frame, FrameReader, Kind, Seals, encode
-from courier._parcel import Parcel
+from courier.values.parcel import Parcel
+from courier.wire.frames import _HEADER, Chunk, Frame, FrameReader, Kind, Seals, encode
 from tests.courier.by_hand import Stranger, connected
 from tests.courier.waiting import wait_until
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -51,6 +52,19 @@ class Service:
         finally:
             self.ended.append("wait")
         return "open"
+
+    async def hand_over(self, heirs: int) -> None:
+        try:
+            await self.wait()
+        finally:
+            if heirs:
+                self.heir = asyncio.ensure_future(self.hand_over(heirs - 1))
+                await asyncio.sleep(0)  # it begins
+
+    async def insist(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.wait()
+        await self.wait()
 
     async def open(self) -> None:
         self._open.set()
@@ -167,6 +181,26 @@ def test_the_stop_gives_grace_and_then_cancels(serve: Serve) -> None:
     assert service.ended == ["wait"]
 
 
+def test_the_stop_cancels_what_tasks_begin_as_they_clean_up(serve: Serve) -> None:
+    service = Service()
+    server, client = serve(service)
+    client.futures.hand_over(3)
+    _until(lambda: service.begun == ["wait"])
+    assert server.stop(0.05) == []
+    assert service.heir.cancelled()
+
+
+def test_the_stop_cancels_what_goes_on_without_its_caller(serve: Serve) -> None:
+    service = Service()
+    server, client = serve(service)
+    future = client.futures.insist()
+    _until(lambda: service.begun == ["wait"])
+    future.cancel()
+    _until(lambda: service.begun == ["wait"] * 2)
+    assert server.stop(0.05) == []
+    assert service.ended == ["wait"] * 2
+
+
 def test_too_many_are_refused(serve: Serve) -> None:
     service = Service()
     _, client = serve(service, thread_pool_size=1, queue_size=1)
@@ -266,3 +300,21 @@ def test_a_method_calls_its_own_server(serve: Serve) -> None:
     _, client = serve(relay, in_process="copy")
     relay.client = client
     assert client.two() == 2
+
+
+@pytest.mark.parametrize("value", [[1], ValueError("of the method")], ids=["value", "error"])
+def test_a_future_that_nobody_has_read_is_what_it_will_be_read_as(serve: Serve, value: Any) -> None:
+    def method() -> Any:
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    _, client = serve(method)
+    future: Any = client.futures()
+    wait_until(future.done)
+    assert repr(future).endswith("state=finished, not read yet>")
+    # What asyncio copies of it, from Python 3.14 on.
+    done, cancelled, result, error = future._get_snapshot()
+    assert (done, cancelled) == (True, False)
+    assert (result, repr(error)) == ((None, repr(value)) if error else (value, "None"))
+    assert not repr(future).endswith("not read yet>")

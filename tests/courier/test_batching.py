@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import courier
+from courier import lowlevel
 from tests.courier.by_hand import Stranger
 from tests.courier.conftest import Script, Serve, our_threads
 from tests.courier.waiting import wait_until
@@ -493,7 +494,7 @@ def test_what_answers_calls_may_call_clients_that_drain(serve: Serve) -> None:
     _, far = serve(Node())
     node = Node(lambda values: [far.echo(int(value)) for value in values], 2)
     _, client = serve(node)
-    courier.stop_calling(far)
+    lowlevel.stop_calling(far)
     futures = [client.futures.act(index) for index in range(2)]
     assert [future.result(_PATIENCE_S) for future in futures] == [0, 1]
     with pytest.raises(courier.CallCancelledError):

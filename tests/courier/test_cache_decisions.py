@@ -10,13 +10,12 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import courier
-from courier import _cache
-from courier._context import CallContext
-from courier._outcomes import Answer, Failure, Later, Value
-from courier._parcel import Parcel, pack, unpack
+from courier.calls.context import CallContext
+from courier.calls.outcomes import Answer, Failure, Later, Value
+from courier.server import cache
+from courier.values.parcel import Parcel, pack, unpack
 from tests.courier.conftest import Connect, Serve
 from tests.courier.test_cache import Clock, FaultError, Room
-from tests.courier.waiting import wait_until
 
 
 @pytest.fixture
@@ -33,29 +32,10 @@ def test_an_answer_for_which_there_is_no_memory_is_an_error_and_the_next_is_aske
         raise MemoryError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(_cache, "freeze", fail)
+        patch.setattr(cache, "freeze", fail)
         with pytest.raises(MemoryError, match="no room"):
             room.client.count()
     assert room.client.count() == 2
-
-
-def test_a_caller_who_cannot_be_answered_does_not_keep_the_answer_from_others(
-    make: Callable[..., Room], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    room = make()
-    genuine, settled = Later.settle, itertools.count()
-
-    def settle(later: Later, outcome: Answer) -> None:
-        if next(settled) == 0:
-            raise RuntimeError("a callback broke")
-        genuine(later, outcome)
-
-    futures = room.hold(4)
-    monkeypatch.setattr(Later, "settle", settle)
-    room.target.go.release()
-    wait_until(lambda: sum(future.done() for future in futures) == 3)
-    assert "could not be given" in caplog.text
-    next(future for future in futures if not future.done()).cancel()
 
 
 class FakePending:

@@ -48,18 +48,26 @@ def test_a_method_is_called_and_waited_for_in_each_way(serve: Serve, node: Node,
     assert asyncio.run(call()) == list(range(300))
 
 
-def test_type_checkers_have_spellings_of_their_own(serve: Serve, node: Node) -> None:
+def test_functions_that_type_checkers_follow_take_methods_and_clients(
+    serve: Serve, node: Node
+) -> None:
     _, client = serve(node)
-    assert asyncio.run(courier.call_aio(client.echo, value=6)) == 6
-    assert courier.as_remote(client) is client
-    assert isinstance(client, courier.Remote)
-    for spelling in (
-        courier.as_remote,
-        courier.submit,
-        lambda it: asyncio.run(courier.call_aio(it)),
-    ):
-        with pytest.raises(TypeError, match="expected a"):
-            spelling(print)
+    _, double = serve(lambda value: 2 * value)
+    assert courier.submit(client.futures.echo, 6).result(_PATIENCE_S) == 6
+    assert courier.submit(double, 4).result(_PATIENCE_S) == 8
+
+    async def call() -> Any:
+        items = [item async for item in courier.call_aio(client.count, end=3)]
+        return (
+            await courier.call_aio(client.echo, value=6),
+            await courier.call_aio(double, 4),
+            items,
+        )
+
+    assert asyncio.run(call()) == (6, 8, [0, 1, 2])
+    for function in (courier.submit, courier.call_aio):
+        with pytest.raises(TypeError, match="expected a method of a courier client, got <built-in"):
+            function(print)
 
 
 def test_a_callable_object_answers_calls_of_the_client(serve: Serve) -> None:

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 import courier
-from courier._engine import link
-from courier._engine.carrier import SocketCarrier
-from courier._engine.channel import Channel
-from courier._engine.spinning import Events, Spin
+from courier import lowlevel
+from courier.client import _link
+from courier.wire.carrier import SocketCarrier
+from courier.wire.channel import Channel
+from courier.wire.spinning import Events, Spin
 from tests.courier.conftest import Connect, Reserve, Script, Serve, our_threads
 from tests.courier.served import Node
 from tests.courier.waiting import wait_until
@@ -109,10 +110,7 @@ def test_ctrl_c_interrupts_a_call_at_once(
     assert err == ""
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a future"])
-def test_a_signal_handler_may_call_the_server_whose_answer_it_interrupts(
-    serve: Serve, beside: bool
-) -> None:
+def test_a_signal_handler_cannot_wait_for_a_call_that_was_made_before(serve: Serve) -> None:
     main = threading.get_ident()
 
     class Interrupting:
@@ -136,13 +134,12 @@ def test_a_signal_handler_may_call_the_server_whose_answer_it_interrupts(
     _, client = serve(interrupting)
     client.call()
     interrupting.called.clear()
-    waiting = [client.futures.wait()] if beside else []
+    waiting = client.futures.wait()
     answers = []
 
     def handle(*_: object) -> None:
-        for future in waiting:
-            with pytest.raises(RuntimeError, match="signal handler"):
-                future.result()
+        with pytest.raises(RuntimeError, match="signal handler"):
+            waiting.result()
         answers.append(client.call())
 
     before = signal.signal(signal.SIGUSR1, handle)
@@ -151,7 +148,7 @@ def test_a_signal_handler_may_call_the_server_whose_answer_it_interrupts(
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert [*answers, client.call()] == ["called", "interrupted", "called"]
-    assert all(future.result() for future in waiting)
+    assert waiting.result()
 
 
 def test_ctrl_c_while_a_connection_ends_leaves_no_other_thread_waiting(
@@ -193,7 +190,7 @@ def test_ctrl_c_before_an_answer_comes_harms_no_other_call(
 
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         # What came last stays noted, as in a quick row of calls.
-        monkeypatch.setattr(link, "_REST_S", 60.0)
+        monkeypatch.setattr(_link, "_REST_S", 60.0)
         monkeypatch.setattr(Spin, "look", look)
         with pytest.raises(KeyboardInterrupt):
             client.echo()
@@ -385,30 +382,92 @@ def test_what_is_asked_of_one_holds_for_all_that_share_its_connection(
     client = connect(f"127.0.0.1:{reserve()}")
     copy = courier.with_timeout(client, 20)
     waiting = client.futures.increment()
-    courier.move(copy, server.address)
+    lowlevel.move(copy, server.address)
     assert waiting.result(20) == 1
     assert client.address == copy.address == server.address
-    courier.move(client, f"127.0.0.1:{reserve()}")
+    lowlevel.move(client, f"127.0.0.1:{reserve()}")
     waiting = client.futures.increment()
-    courier.stop_waiting(copy)
+    lowlevel.stop_waiting(copy)
     assert isinstance(waiting.exception(20), courier.ServerUnreachableError)
-    courier.stop_calling(client)
+    lowlevel.stop_calling(client)
     with pytest.raises(courier.CallCancelledError, match="asked to stop"):
         copy.increment()
 
 
-@pytest.mark.parametrize("address", ["", "host", ":1", "host:", "host:0", "host:70000", "host:x"])
+@pytest.mark.parametrize("in_process", ["wire", "copy"])
+def test_forgotten_futures_are_waited_for_by_the_client_that_made_them(
+    serve: Serve, node: Node, in_process: str
+) -> None:
+    server, client = serve(node, in_process=in_process)
+    copy = courier.with_timeout(client, 20)
+    client.futures.block()
+    copy.futures.block()
+    node.await_calls(2)
+    name = f"{server.address}: block"
+    assert courier.wait_for_futures(copy, 0) == [name]
+    assert courier.wait_for_futures(client, 0) == [name] * 2
+    node.release.set()
+    assert courier.wait_for_futures(client, 20) == courier.wait_for_futures(copy, 20) == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "host",
+        ":1",
+        "host:",
+        "host:0",
+        "host:70000",
+        "host:x",
+        "[::1]",
+        "::1:80",
+        "[::1:80",
+        "[]:80",
+    ],
+)
 def test_an_address_that_is_none_is_refused_at_once(address: str) -> None:
     with pytest.raises(ValueError, match="host:port"):
         courier.Client(address)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "h1.example", "fd00::1", "fe80::1%eth0"])
+def test_an_address_that_is_joined_splits_into_its_parts(host: str) -> None:
+    address = lowlevel.join_address(host, 4711)
+    assert lowlevel.split_address(address) == (host, 4711)
+    assert address.startswith("[") == (":" in host)
+
+
+def test_of_a_name_with_two_addresses_the_first_may_not_answer(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, _ = serve(lambda: 1, host="127.0.0.2")
+    resolve = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+        hosts = ("127.0.0.1", "127.0.0.2") if host == b"both.example" else (host,)
+        return [found for each in hosts for found in resolve(each, *args, **kwargs)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with contextlib.ExitStack() as stack:
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", server.port), backlog=0))
+        for _ in range(2):  # its queue is full
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(silent.getsockname())
+        timing = courier.Timing(attempt_s=0.4)
+        client = connect(f"both.example:{server.port}", timing=timing)
+        assert courier.with_timeout(client, 20)() == 1
 
 
 def test_what_acts_on_clients_refuses_anything_else() -> None:
     for function in (
         courier.close,
         courier.list_methods,
-        courier.stop_calling,
         courier.wait_until_ready,
+        lowlevel.credentials,
+        lowlevel.stop_calling,
+        lambda client: lowlevel.move(client, "h1:1"),
     ):
         with pytest.raises(TypeError, match="courier client"):
             function("client")
@@ -527,8 +586,6 @@ def test_what_a_client_proves_itself_with_makes_other_clients(
     serve: Serve, node: Node, secret: courier.Secret
 ) -> None:
     server, client = serve(node)
-    known, tls = courier.credentials(client)
+    known, tls = lowlevel.credentials(client)
     assert (known, tls) == (secret, None)
     assert courier.list_methods(courier.Client(server.address, secret=known)) == server.methods()
-    with pytest.raises(TypeError, match="expected a courier client"):
-        courier.credentials(object())

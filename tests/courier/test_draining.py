@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import courier
+from courier import lowlevel
 from tests.courier.conftest import Connect, Reserve, Serve
 from tests.courier.served import Node
 
@@ -15,8 +16,8 @@ from tests.courier.served import Node
 def test_new_calls_of_all_kinds_fail_at_once(serve: Serve, node: Node) -> None:
     _, client = serve(node)
     assert client.echo(1) == 1
-    courier.stop_calling(client)
-    courier.stop_calling(client)
+    lowlevel.stop_calling(client)
+    lowlevel.stop_calling(client)
 
     async def call() -> None:
         await client.aio.echo(1)
@@ -38,7 +39,7 @@ def test_calls_in_flight_go_on_to_their_end(serve: Serve, node: Node) -> None:
     _, client = serve(node)
     blocking, items = client.futures.block(), client.count(3)
     node.await_calls()
-    courier.stop_calling(client)
+    lowlevel.stop_calling(client)
     node.release.set()
     assert blocking.result(20) == "released"
     assert list(items) == [0, 1, 2]
@@ -50,14 +51,14 @@ def test_a_call_that_waits_for_its_server_goes_on_unless_told_otherwise(
     port = reserve()
     client = connect(f"127.0.0.1:{port}")
     waiting = client.futures.echo(1)
-    courier.stop_calling(client)
+    lowlevel.stop_calling(client)
     serve(node, port=port, share_port=True)
     assert waiting.result(20) == 1
 
     client = connect(f"127.0.0.1:{reserve()}")
     waiting = client.futures.echo(1)
-    courier.stop_calling(client)
-    courier.stop_waiting(client)
+    lowlevel.stop_calling(client)
+    lowlevel.stop_waiting(client)
     assert isinstance(waiting.exception(20), courier.ServerUnreachableError)
     with pytest.raises(courier.CallCancelledError):
         client.echo(1)
@@ -81,7 +82,7 @@ def test_a_handler_may_finish_its_answer_with_calls(serve: Serve, node: Node) ->
     answer, items = outer.futures.relay(), outer.stream()
     assert next(items) == 0
     assert entered.wait(20)
-    courier.stop_calling(inner)
+    lowlevel.stop_calling(inner)
     release.set()
     assert answer.result(20) == [1, 2]
     assert list(items) == [1, 2]
@@ -91,7 +92,7 @@ def test_a_handler_may_finish_its_answer_with_calls(serve: Serve, node: Node) ->
 
 def test_a_pickled_copy_belongs_to_somebody_else_and_may_call(serve: Serve, node: Node) -> None:
     _, client = serve(node)
-    courier.stop_calling(client)
+    lowlevel.stop_calling(client)
     copy = pickle.loads(pickle.dumps(client))
     assert copy.echo(1) == 1
     courier.close(copy)
@@ -101,6 +102,6 @@ def test_it_may_be_said_while_the_thread_is_inside_the_client(serve: Serve, node
     """As a finalizer does that runs at any point."""
     _, client = serve(node)
     with client._connection._lock:
-        courier.stop_calling(client)
+        lowlevel.stop_calling(client)
     with pytest.raises(courier.CallCancelledError):
         client.echo(1)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import courier
+from courier import lowlevel
 from launchpad_lite.testing import poll_until
 from tests.courier.conftest import Connect, Reserve, Serve
 from tests.courier.served import Node
@@ -129,8 +130,9 @@ def test_an_unreachable_server_is_named_at_once_if_not_waited_for(
     client = connect(address, wait_for_ready=False)
     with pytest.raises(courier.ServerUnreachableError, match=address):
         client.echo()
-    with pytest.raises(ConnectionError):
+    with pytest.raises(courier.ServerGoneError) as gone:
         client.echo(np.zeros(1_000_000))
+    assert isinstance(gone.value, ConnectionError)
     futures = [client.futures.echo() for _ in range(100)]
     for future in futures:
         assert isinstance(future.exception(20), courier.ServerUnreachableError)
@@ -154,11 +156,11 @@ def test_a_client_told_to_stop_waiting_fails_calls_that_wait_and_later_ones(
 ) -> None:
     client = connect(f"127.0.0.1:{reserve()}")
     waiting = [client.futures.echo() for _ in range(3)]
-    courier.stop_waiting(client)
+    lowlevel.stop_waiting(client)
     for future in (*waiting, client.futures.echo()):
         assert isinstance(future.exception(20), courier.ServerUnreachableError)
     _, answered = serve(node)
-    courier.stop_waiting(answered)
+    lowlevel.stop_waiting(answered)
     assert answered.echo("fine") == "fine"
 
 
@@ -167,7 +169,7 @@ def test_a_call_that_waits_for_a_server_to_come_back_fails_too(serve: Serve, nod
     assert client.echo(1) == 1
     server.stop()
     waiting = poll_until(lambda: _waiting_call(client))
-    courier.stop_waiting(client)
+    lowlevel.stop_waiting(client)
     assert isinstance(waiting.exception(20), courier.ServerUnreachableError)
 
 

@@ -208,6 +208,23 @@ def test_a_child_closes_what_belongs_to_its_parents_connections(
     assert _output(process) == "0\n"
 
 
+def test_a_child_does_not_wait_for_calls_of_the_parent_within_its_process(script: Script) -> None:
+    process = script(
+        "import os, threading\n"
+        "end = threading.Event()\n"
+        "with courier.Server(end.wait, secret=secret) as server:\n"
+        "    client = courier.Client(server.address, secret=secret)\n"
+        "    future = client.futures(20)\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        courier.wait_for_futures(client)\n"
+        "        os._exit(0)\n"
+        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), future.done())\n"
+        "    end.set()\n",
+    )
+    assert _output(process) == "0 False\n"
+
+
 _SERVE_GRPC = """
 import gc, multiprocessing, time
 server = courier.Server(lambda: 1, secret=secret)

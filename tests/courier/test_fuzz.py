@@ -49,6 +49,10 @@ from tests.courier.fuzzing import (
 from tests.courier.grpc_client import GrpcClient, pb
 
 GOOD = pickle.dumps(((), {}))
+#: Of what is drawn. The fast ones reach each line that any of them reaches.
+_SEEDS = pytest.mark.parametrize(
+    "seed", [0, 3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 4, 5))]
+)
 
 # A server that is given junk
 
@@ -98,7 +102,7 @@ def way(server: courier.Server, request: pytest.FixtureRequest) -> Way:
     return Way(server, request.param)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@_SEEDS
 def test_junk_before_the_proof_does_no_harm(
     way: Way, target: Target, bomb: bytes, seed: int
 ) -> None:
@@ -124,7 +128,7 @@ def test_junk_before_the_proof_does_no_harm(
     assert target.calls == 0
 
 
-@pytest.mark.parametrize("seed", range(4))
+@_SEEDS
 def test_junk_behind_the_proof_does_no_harm(way: Way, seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(25):
@@ -380,7 +384,7 @@ def test_a_timeout_holds_against_a_server_that_says_a_byte_at_a_time(
     assert time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize("seed", range(6))
+@_SEEDS
 def test_a_client_outlives_junk_of_a_proven_server(
     rogue: Callable[[Script], str],
     connect: Callable[..., Any],

@@ -46,6 +46,13 @@ def client(serve: Serve, reach: Reach, node: Node) -> GrpcClient:
     return client
 
 
+def test_a_peer_that_comes_by_ipv4_is_shown_so_by_a_server_for_both(
+    serve: Serve, reach: Reach
+) -> None:
+    server, _ = serve(lambda: courier.current_call().peer, host="::", advertised_host="127.0.0.1")
+    assert str(reach(server).call("__call__")).startswith("127.0.0.1:")
+
+
 def _arrays(end: int, size: int) -> Iterator[Any]:
     for number in range(end):
         yield np.full(size, number)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import courier
-from courier._engine.switch_interval import SWITCH_INTERVAL
+from courier.server._switch_interval import SWITCH_INTERVAL
 
 
 @pytest.fixture(autouse=True)

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 
 import courier
-from courier._engine import calls, host
-from courier._engine.background_reader import BACKGROUND_READER
-from courier._engine.caller import Caller
-from courier._engine.carrier import UnixCarrier
-from courier._engine.channel import Channel, NothingSentError
-from courier._engine.frames import Kind
-from courier._engine.host import Host
-from courier._engine.link import Link
-from courier._engine.unproven import UnprovenPeer
-from courier._parcel import Parcel
+from courier.client import _calls
+from courier.client._background_reader import BACKGROUND_READER
+from courier.client._link import Link
+from courier.server import host
+from courier.server._caller import ServedConnection
+from courier.server.host import ConnectionServer
+from courier.server.unproven import UnprovenPeer
+from courier.values.parcel import Parcel
+from courier.wire.carrier import UnixCarrier
+from courier.wire.channel import Channel, NothingSentError
+from courier.wire.frames import Kind
 from tests.courier.conftest import Connect, Reserve, Serve
 from tests.courier.served import Node
 from tests.courier.waiting import wait_until
@@ -98,15 +99,15 @@ def test_calls_wait_for_the_next_server_while_one_is_held_up_in_its_stop(
     port = reserve()
     server, client = serve(Node(), port=port, share_port=True)
     assert client.echo(1) == 1
-    remove = Host._remove
+    remove = ConnectionServer._remove
 
-    def slow(self: Host, descriptor: int) -> None:
+    def slow(self: ConnectionServer, descriptor: int) -> None:
         if threading.current_thread() is stop and descriptor == self._listener.fileno():
             time.sleep(_HELD_UP_S)
         remove(self, descriptor)
 
     stop = threading.Thread(target=server.stop, args=(0.3,))
-    monkeypatch.setattr(Host, "_remove", slow)
+    monkeypatch.setattr(ConnectionServer, "_remove", slow)
     stop.start()
     wait_until(lambda: not server.has_started)
     waiting = [client.futures.echo(index) for index in range(20)]
@@ -120,11 +121,11 @@ def test_a_poller_that_is_held_up_is_waited_for(
 ) -> None:
     server, client = serve(Node())
     assert client.echo(1) == 1
-    _hold_up(monkeypatch, Host, "_reject_all", "courier-poller", _HELD_UP_S)
+    _hold_up(monkeypatch, ConnectionServer, "_reject_all", "courier-poller", _HELD_UP_S)
     assert server.stop(_PATIENCE_S) == []
 
 
-@pytest.mark.parametrize("kind", [UnprovenPeer, Caller])
+@pytest.mark.parametrize("kind", [UnprovenPeer, ServedConnection])
 def test_nobody_stays_connected_who_was_let_in_by_the_last_turn_of_the_poller(
     secret: courier.Secret, monkeypatch: pytest.MonkeyPatch, kind: type
 ) -> None:
@@ -247,9 +248,9 @@ def test_a_call_that_cannot_be_sent_does_not_hold_up_those_that_waited_with_it(
     serve: Serve, node: Node, reserve: Reserve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = reserve()
-    client = connect(f"localhost:{port}", call_timeout=3.0, compress=True)
+    client = connect(f"localhost:{port}", call_timeout=3.0)
     futures = [client.futures.echo(1) for _ in range(3)]
-    _fail_once(monkeypatch, calls, "compressed")
+    _fail_once(monkeypatch, _calls, "call_meta")
     serve(node, port=port, share_port=True)
     with pytest.raises(courier.CourierError, match="MemoryError"):
         futures[0].result(3.0)

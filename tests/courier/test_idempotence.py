@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import courier
+from courier import lowlevel
 from tests.courier.by_hand import Stranger
 from tests.courier.conftest import Connect, Reserve, Script
 
@@ -158,7 +159,7 @@ def test_a_repeat_that_finds_no_server_is_a_lost_call_if_it_must_not_wait(
     _kill(first)
     if told:
         late = client.futures.safe()  # repeated or never sent, it waits with the others
-        courier.stop_waiting(client)
+        lowlevel.stop_waiting(client)
         assert isinstance(late.exception(20), ConnectionError)
     for future in futures:
         with pytest.raises(courier.ServerLostError, match="may have run"):

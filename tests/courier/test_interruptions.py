@@ -1,6 +1,6 @@
 """Between any two steps of a call a signal handler may run, or a Ctrl-C come."""
 
-import asyncio
+import concurrent.futures
 import contextlib
 import itertools
 import queue
@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 import courier
+from courier.threads.locks import Condition, Event, Lock, RLock
 from tests.courier.conftest import Connect, Serve
 from tests.courier.served import Node
 
 _LARGE = bytes(1 << 18)
+_PATIENCE_S = 20.0
 
 
 def _cancel(client: Any) -> None:
@@ -59,6 +61,41 @@ def _at_step(
         yield
     finally:
         sys.setprofile(None)
+
+
+@pytest.mark.parametrize("make", [Lock, RLock, lambda: Condition(Lock()), Condition])
+def test_a_signal_handler_that_raises_leaves_no_lock_locked(make: Callable[[], Any]) -> None:
+    lock = make()
+
+    def take() -> bool:
+        with contextlib.ExitStack() as leaves:
+            taken: bool = lock.acquire(blocking=False)
+            if taken:
+                leaves.callback(lock.release)
+            return taken
+
+    def alarm() -> None:
+        raise _AlarmError
+
+    with concurrent.futures.ThreadPoolExecutor(1) as another:
+        for step in range(1, 20):
+            stepped = _at_step(step, alarm, ("courier", "threading"))
+            with contextlib.suppress(_AlarmError), stepped, lock:
+                pass
+            assert another.submit(take).result()
+
+
+def test_a_signal_handler_that_raises_leaves_an_event_that_can_be_set() -> None:
+    def alarm() -> None:
+        raise _AlarmError
+
+    with concurrent.futures.ThreadPoolExecutor(1) as another:
+        for step in range(1, 20):
+            event = Event()
+            with contextlib.suppress(_AlarmError), _at_step(step, alarm, ("courier", "threading")):
+                event.set()
+            another.submit(event.set).result(_PATIENCE_S)
+            assert event.is_set()
 
 
 @each_operation
@@ -174,7 +211,10 @@ def test_what_a_signal_handler_raises_arrives_as_itself(
         raised = step
         raise _AlarmError
 
-    sending = tuple(f"courier._engine.{each}" for each in ("calls", "link", "channel", "carrier"))
+    sending = tuple(
+        f"courier.{each}"
+        for each in ("client._calls", "client._link", "wire.channel", "wire.carrier")
+    )
     for step in itertools.count(1):
         with contextlib.suppress(_AlarmError), _at_step(step, alarm, sending):
             _OPERATIONS[name](client)
@@ -216,39 +256,30 @@ def _call() -> object:
     return _Calling.call()
 
 
-class _Chain:
-    """Its answers call, and the next answer comes while that call lasts."""
-
-    def __init__(self, length: int) -> None:
-        self.calls = 0
-        self.turns = [asyncio.Event() for _ in range(length)]
-        self.turns[0].set()
-        self.over = asyncio.Event()
-
-    async def answer(self, number: int) -> _Calling:
-        await self.turns[number].wait()
-        return _Calling()
-
-    async def call(self) -> str:
-        self.calls += 1
-        if self.calls == 1:
-            asyncio.get_running_loop().call_later(1.0, self.end)
-        self.turns[min(self.calls, len(self.turns) - 1)].set()
-        await self.over.wait()
-        return "called"
-
-    def end(self) -> None:
-        for event in (self.over, *self.turns):
-            event.set()
-
-
-def test_any_number_of_answers_may_call_where_they_are_unpickled(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
+def test_an_answer_that_is_slow_to_unpickle_holds_up_no_other_call(
+    serve: Serve, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, client = serve(_Chain(70))
-    monkeypatch.setattr(_Calling, "call", client.call, raising=False)
-    futures = [client.futures.answer(number) for number in range(70)]
-    assert [each.result() for each in futures] == ["called"] * 70
+    server, client = serve(node)
+    server.bind("calling", _Calling)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def call() -> str:
+        begun.set()
+        assert go_on.wait(20)
+        return client.echo("called")
+
+    monkeypatch.setattr(_Calling, "call", call, raising=False)
+    slow = client.futures.calling()
+    assert concurrent.futures.wait([slow], 20).done
+    readers = concurrent.futures.ThreadPoolExecutor(2)
+    results = [readers.submit(slow.result) for _ in range(2)]  # it is unpickled once
+    assert begun.wait(20)
+    assert client.futures.echo("meanwhile").result(20) == "meanwhile"
+    begun.clear()
+    go_on.set()
+    assert [each.result(20) for each in results] == ["called"] * 2
+    assert not begun.is_set()
+    readers.shutdown()
 
 
 def test_an_answer_may_wait_where_it_is_unpickled_for_one_that_came_with_it(

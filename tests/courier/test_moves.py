@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 import courier
+from courier import lowlevel
 from tests.courier.certificates import Authority
 from tests.courier.conftest import Connect, Reserve, Script, Serve, go_by
 from tests.courier.waiting import wait_until
@@ -70,7 +71,7 @@ class Pair:
         self.new = serve(self.second, **way)[0].address
 
     def move(self) -> None:
-        courier.move(self.client, self.new)
+        lowlevel.move(self.client, self.new)
 
 
 _by_each_way = pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_calls_in_flight_and_generators_that_are_read_are_lost_at_once(pair: Pai
 def test_a_client_that_reconnects_loses_calls_in_flight_and_goes_on(pair: Pair) -> None:
     future = courier.submit(pair.client.block)
     pair.first.entered.acquire(timeout=_PATIENCE_S)
-    courier.reconnect(pair.client)
+    lowlevel.reconnect(pair.client)
     with pytest.raises(courier.ServerLostError, match=r"lost|moved"):
         future.result(_PATIENCE_S)
     assert pair.client.who() == "first"
@@ -160,7 +161,7 @@ def test_nobody_waits_for_an_attempt_at_the_old_address(
     client = connect(silent, timing=courier.Timing(attempt_s=3 * _PATIENCE_S))
     future = client.futures.who()
     server, _ = serve(Node("second"))
-    courier.move(client, server.address)
+    lowlevel.move(client, server.address)
     assert future.result(_PATIENCE_S) == "second"
 
 
@@ -169,14 +170,14 @@ def test_a_server_that_answers_late_at_the_old_address_is_not_called_and_fails_n
     serve: Serve, connect: Connect, reserve: Reserve, tmp_path: Any, wants: str
 ) -> None:
     late, second = Node("late"), Node("second")
-    tls = Authority(tmp_path).issue() if wants == "certificates" else None
+    tls = Authority().issue() if wants == "certificates" else None
     old, _ = serve(late, tls=tls)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = connect(f"127.0.0.1:{listener.getsockname()[1]}")
         future = client.futures.note("call")
         near, _ = listener.accept()
         nowhere = reserve()
-        courier.move(client, _at(nowhere))
+        lowlevel.move(client, _at(nowhere))
         # Only now the handshake with the old server can begin.
         with near, socket.create_connection(("127.0.0.1", old.port), _PATIENCE_S) as far:
             back = threading.Thread(target=_copy, args=(far, near))
@@ -204,15 +205,15 @@ def test_a_move_to_nowhere_and_back_makes_calls_wait_in_between(
     assert client.who() == "first"
     blocked = client.futures.block()
     assert pair.first.entered.acquire(timeout=_PATIENCE_S)
-    courier.move(client, pair.old)  # to where it is: disturbs nothing
+    lowlevel.move(client, pair.old)  # to where it is: disturbs nothing
     assert not blocked.done()
     assert blocked.cancel()
-    courier.move(client, _at(reserve()))
+    lowlevel.move(client, _at(reserve()))
     future = client.futures.who()
     with pytest.raises(courier.CallTimeoutError):
         courier.with_timeout(client, 0.1).who()
     assert not future.done()
-    courier.move(client, pair.old)
+    lowlevel.move(client, pair.old)
     assert future.result(_PATIENCE_S) == "first"
     assert client.address == pair.old
 
@@ -247,7 +248,7 @@ def test_each_of_many_calls_during_moves_runs_once_or_says_that_it_may_have(pair
     for thread in threads:
         thread.start()
     while go_on():
-        courier.move(client, pair.old if moves % 2 else pair.new)
+        lowlevel.move(client, pair.old if moves % 2 else pair.new)
         goal = len(answered) + len(lost) + 20
         moves += 1
         # Calls in between: moves alone would prove little.
@@ -270,7 +271,7 @@ def test_of_moves_at_a_time_one_wins_for_the_client_and_all_made_of_it(
     futures = [each.futures.who() for each in (client, *copies)]
     for _ in range(20):
         threads = [
-            threading.Thread(target=courier.move, args=(client, address)) for address in servers
+            threading.Thread(target=lowlevel.move, args=(client, address)) for address in servers
         ]
         for thread in threads:
             thread.start()
@@ -293,14 +294,14 @@ def test_a_callback_of_a_lost_call_may_move_the_client_and_call(
 
     def go_on(future: Any) -> None:
         assert isinstance(future.exception(), courier.ServerLostError)
-        courier.move(client, pair.new)
+        lowlevel.move(client, pair.new)
         answers.append(client.who())
         done.set()
 
     future = client.futures.block()
     future.add_done_callback(go_on)
     assert pair.first.entered.acquire(timeout=_PATIENCE_S)
-    courier.move(client, nowhere)
+    lowlevel.move(client, nowhere)
     assert done.wait(_PATIENCE_S)
     assert answers == ["second"]
     assert client.address == pair.new
@@ -340,7 +341,7 @@ def test_closing_wins_over_moving_at_the_same_time(
     for _ in range(30):
         client = connect(silent)
         future = client.futures.who()
-        mover = threading.Thread(target=courier.move, args=(client, _at(reserve())))
+        mover = threading.Thread(target=lowlevel.move, args=(client, _at(reserve())))
         mover.start()
         courier.close(client)
         mover.join(_PATIENCE_S)
@@ -352,14 +353,14 @@ def test_what_a_client_was_told_holds_at_the_new_address(
 ) -> None:
     closed = courier.with_timeout(pair.client, 1)
     courier.close(closed)
-    courier.stop_waiting(pair.client)
-    courier.move(pair.client, _at(reserve()))
+    lowlevel.stop_waiting(pair.client)
+    lowlevel.move(pair.client, _at(reserve()))
     with pytest.raises(courier.ServerUnreachableError):
         pair.client.who()
     pair.move()
     assert pair.client.who() == "second"
-    courier.stop_calling(pair.client)
-    courier.move(pair.client, pair.old)
+    lowlevel.stop_calling(pair.client)
+    lowlevel.move(pair.client, pair.old)
     with pytest.raises(courier.CallCancelledError):
         pair.client.who()
     assert closed.address == pair.old
@@ -388,7 +389,7 @@ def test_calls_that_a_stopping_server_still_had_are_lost_by_a_move(
     wait_until(a_new_call_waits)
     assert not future.done()
     new, _ = serve(Node("second"))
-    courier.move(client, new.address)
+    lowlevel.move(client, new.address)
     with pytest.raises(courier.ServerLostError, match="moved"):
         future.result(_PATIENCE_S)
     assert client.who() == "second"
@@ -408,11 +409,11 @@ def test_a_client_moves_between_its_own_process_and_others(serve: Serve, connect
     client = connect(far.address)
     for _ in range(2):
         assert client.who() == "far"
-        courier.move(client, near.address)
+        lowlevel.move(client, near.address)
         assert client.who() == "near"
-        courier.move(client, mirror.address)
+        lowlevel.move(client, mirror.address)
         assert client.give() is value  # handed over, not sent
-        courier.move(client, far.address)
+        lowlevel.move(client, far.address)
 
 
 def test_moves_leave_no_connection_behind(pair: Pair) -> None:
@@ -429,40 +430,39 @@ def test_moves_leave_no_connection_behind(pair: Pair) -> None:
     gc.collect()
     before = connections()
     for address in (pair.old, pair.new) * 10:
-        courier.move(pair.client, address)
+        lowlevel.move(pair.client, address)
         pair.client.who()
     wait_until(lambda: connections() <= before)
 
 
-def test_what_is_no_address_or_no_client_is_refused(pair: Pair) -> None:
+def test_what_is_no_address_is_refused(pair: Pair) -> None:
     with pytest.raises(ValueError, match="not an address"):
-        courier.move(pair.client, "h1")
+        lowlevel.move(pair.client, "h1")
     assert pair.client.address == pair.old
     assert pair.client.who() == "first"
-    with pytest.raises(TypeError, match="courier client"):
-        courier.move("client", "h1:1")
 
 
 def test_a_client_under_tls_moves(tmp_path: Any, serve: Serve) -> None:
-    authority = Authority(tmp_path)
+    authority = Authority()
     _, client = serve(Node("first"), tls=authority.issue(), client={"tls": authority.issue()})
     new, _ = serve(Node("second"), tls=authority.issue())
     assert client.who() == "first"
-    courier.move(client, new.address)
+    lowlevel.move(client, new.address)
     assert client.who() == "second"
 
 
 _FORK = """
 import os
+from courier import lowlevel
 old, new = sys.argv[1:]
 client = courier.Client(old, secret=secret)
 copy = courier.with_timeout(client, 20)
 assert client.who() == copy.who() == "first"
-courier.move(client, new)
+lowlevel.move(client, new)
 child = os.fork()
 if not child:
     assert client.who() == copy.who() == "second"
-    courier.move(client, old)
+    lowlevel.move(client, old)
     print(client.who(), copy.who(), flush=True)
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0

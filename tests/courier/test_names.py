@@ -1,5 +1,6 @@
 """Clients know which methods there are: what completes, and what is refused."""
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,25 @@ class Learner:
 
     def weights(self) -> list[int]:
         return []
+
+
+class Unknown:
+    """A type that no other process can import; its values show what they hold."""
+
+    def __reduce__(self) -> str:
+        raise TypeError("it does not travel")
+
+    def __repr__(self) -> str:
+        return "Unknown(7)"
+
+
+class Described:
+    def step(self, k: Unknown = Unknown(), *, fast: bool = False) -> int:  # noqa: B008
+        """Makes some steps."""
+        return 1
+
+    def bare(self, x, /):  # type: ignore[no-untyped-def]
+        return x
 
 
 class Replay:
@@ -40,15 +60,29 @@ def test_methods_complete_and_others_are_refused(serve: Serve, in_process: str) 
         wait_until(lambda: client.produse)
 
 
+@pytest.mark.parametrize("in_process", ["wire", "copy"])
+def test_a_method_tells_its_signature_and_docstring(serve: Serve, in_process: str) -> None:
+    _, client = serve(Described(), in_process=in_process)
+    parameters = f"(k: {__name__}.Unknown = Unknown(7), *, fast: bool = False)"
+    assert str(inspect.signature(client.step)) == f"{parameters} -> int"
+    assert str(inspect.signature(client.futures.step)).startswith(f"{parameters} -> courier.")
+    assert str(inspect.signature(client.bare)) == "(x, /)"
+    for view in (client, client.futures, client.aio, courier.with_timeout(client, 60)):
+        assert inspect.getdoc(view.step) == "Makes some steps."
+        assert inspect.getdoc(view.bare) is None
+
+
 def test_without_a_server_no_name_is_refused_and_none_is_waited_for_long(
     connect: Connect, reserve: Reserve
 ) -> None:
     client = connect(f"127.0.0.1:{reserve()}")
     assert "futures" in dir(client)
     assert hasattr(client, "produce")
+    assert client.produce.__doc__ is None
     courier.close(client)
     assert "futures" in dir(client)
     assert hasattr(client, "produce")
+    assert str(inspect.signature(client.produce)) == "(*args: Any, **kwargs: Any) -> Any"
 
 
 def test_what_is_served_later_is_not_refused(serve: Serve, connect: Connect) -> None:

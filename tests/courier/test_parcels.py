@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import courier
-from courier._grpc.wire import checked, parse, receive, sealed, send
-from courier._parcel import Parcel, ParcelAssembler, dumps, pack, unpack
 from courier._proto import courier_pb2 as pb
-from courier._secret import SequenceWindow, SessionKey
 from courier.errors import ProtocolError
+from courier.grpc._wire import checked, parse, receive, sealed, send
+from courier.values.parcel import MOST_BUFFERS, Parcel, ParcelAssembler, dumps, pack, unpack
+from courier.wire.secret import SequenceWindow, SessionKey
 
 _SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -150,6 +150,24 @@ def test_a_view_in_any_order_may_be_sent() -> None:
         array = np.arange(40_000.0).reshape(200, 200).copy(order=order)
         (received,) = unpack(pack([pickle.PickleBuffer(memoryview(array))]))
         assert bytes(received) == array.tobytes(order="A")
+
+
+def test_a_pickle_leaves_large_arrays_to_its_caller() -> None:
+    large, small = np.zeros(1 << 16, np.uint8), np.ones(3)
+    for value in ((large, small), (large, small, lambda: 0)):  # the latter needs cloudpickle
+        buffers: list[Any] = []
+        data = dumps(value, buffers=buffers)
+        large[0] += 1
+        first, second, *_ = pickle.loads(data, buffers=buffers)
+        assert (first[0], second[0]) == (large[0], 1)
+        assert len(data) < large.nbytes
+
+
+def test_very_many_buffers_travel_inside_of_the_pickle() -> None:
+    array = np.arange(1 << 15, dtype=np.uint8)
+    parcel = pack([array[:] for _ in range(MOST_BUFFERS + 2)])
+    assert len(parcel.buffers) == MOST_BUFFERS
+    assert all(np.array_equal(each, array) for each in unpack(parcel)[-3:])
 
 
 def test_what_is_packed_views_the_memory_itself() -> None:

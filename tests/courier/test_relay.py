@@ -18,12 +18,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import given, strategies as st
 
 import courier
-from courier._engine import relay
-from courier._engine.handshake import HTTP2_PREFACE
-from courier._engine.place import ABSTRACT
-from courier._engine.relay import Relay, Scale
-from courier._grpc.server import FrontDoor
 from courier._proto import courier_pb2 as pb
+from courier.grpc.server import FrontDoor
+from courier.server import relay
+from courier.server.relay import GrpcRelay, Scale
+from courier.wire.handshake import HTTP2_PREFACE
+from courier.wire.place import ABSTRACT
 from tests.courier.by_hand import connected
 from tests.courier.conftest import Serve
 from tests.courier.fuzzing import is_hung_up, send_anyway
@@ -249,7 +249,7 @@ def test_no_more_come_in_than_grpc_sees_out(monkeypatch: pytest.MonkeyPatch) -> 
         grpc_ends.append(there)
         return inner, str(len(grpc_ends))
 
-    async def come(relaying: Relay) -> socket.socket:
+    async def come(relaying: GrpcRelay) -> socket.socket:
         client, outer = socket.socketpair()
         clients.append(client)
         client.setblocking(False)
@@ -264,7 +264,7 @@ def test_no_more_come_in_than_grpc_sees_out(monkeypatch: pytest.MonkeyPatch) -> 
             return False
 
     async def play() -> None:
-        relaying = Relay(is_tls=False)
+        relaying = GrpcRelay(is_tls=False)
         relaying.open(reach)
         first, second, third, fourth = [await come(relaying) for _ in range(4)]
         assert is_out(first)

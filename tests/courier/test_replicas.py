@@ -1,5 +1,6 @@
 """Pools: several servers that do the same, called as if they were one."""
 
+import asyncio
 import collections
 import concurrent.futures
 import copy
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 import courier
+from courier import lowlevel
 from launchpad_lite.testing.programs import call_until_answered
 from tests.courier.conftest import Connect, Reserve, Script, Serve, our_threads
 from tests.courier.waiting import wait_until
@@ -78,7 +80,7 @@ class Group:
         self.servers = [server for server, _ in served]
         self.clients = [client for _, client in served]
 
-    def pool(self, choose: Any = "round_robin") -> courier.Pool:
+    def pool(self, choose: Any = "round_robin") -> "courier.Pool[Any]":
         return courier.Pool(self.clients, choose=choose)
 
     def open_gates(self) -> None:
@@ -195,6 +197,28 @@ def test_methods_of_any_name_can_be_called(three: Group) -> None:
     assert [number for _, number in items] == [0, 1, 2]
     with pytest.raises(courier.UnknownMethodError, match="who"):
         pool.nothing()
+
+
+def test_functions_that_type_checkers_follow_call_pools_too(three: Group, away: Connect) -> None:
+    pool, keyed = three.pool(), three.pool().by_key("x")
+    assert [courier.submit(pool.who).result(20) for _ in range(4)] == [0, 1, 2, 0]
+    assert courier.submit(keyed.who).result(20) == keyed.who()
+    assert courier.submit(keyed, 4).result(20) == courier.submit(pool, 4).result(20) == 8
+    with pytest.raises(TypeError, match=r"call pool\.futures\.all\.who"):
+        courier.submit(pool.all.who)
+
+    async def call() -> None:
+        later = courier.call_aio(pool.who)  # begins when it is awaited
+        assert [pool.who(), await later, pool.who()] == [2, 0, 1]
+        assert await courier.call_aio(keyed.who) == keyed.who()
+        assert await courier.call_aio(pool, 4) == 8
+        assert [item async for item in courier.call_aio(pool.items, 2)] == [(0, 0), (0, 1)]
+        with pytest.raises(courier.RemoteError, match="StopIteration: by the method"):
+            await courier.call_aio(pool.fail, StopIteration)
+        partly = courier.Pool([away(), three.clients[1]])
+        assert await asyncio.gather(*(courier.call_aio(partly.who) for _ in range(4))) == [1] * 4
+
+    asyncio.run(call())
 
 
 def test_private_names_are_no_methods(three: Group) -> None:
@@ -482,7 +506,7 @@ def test_closing_the_clients_ends_all_calls_and_connections(three: Group, away: 
     ("end", "error"),
     [
         (courier.close, concurrent.futures.CancelledError),
-        (courier.stop_waiting, courier.ServerUnreachableError),
+        (lowlevel.stop_waiting, courier.ServerUnreachableError),
     ],
 )
 def test_calls_that_wait_for_servers_end_when_no_client_waits_any_more(
@@ -492,7 +516,7 @@ def test_calls_that_wait_for_servers_end_when_no_client_waits_any_more(
     pool = courier.Pool(clients)
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         calls = [threads.submit(pool.who), pool.futures.who()]
-        courier.stop_waiting(clients[0])
+        lowlevel.stop_waiting(clients[0])
         assert not concurrent.futures.wait(calls, 0.1).done
         for client in clients:
             end(client)
@@ -510,7 +534,7 @@ def test_clients_that_stop_calling_have_the_pool_do_so_but_calls_in_flight_go_on
     futures = [pool.futures.wait() for _ in range(3)]
     wait_until(lambda: all(each.waiting for each in three.objects))
     for client in three.clients:
-        courier.stop_calling(client)
+        lowlevel.stop_calling(client)
     refuses_calls(pool, "asked to stop")
     three.open_gates()
     assert {future.result(20) for future in futures} == {0, 1, 2}
@@ -524,7 +548,7 @@ class Front:
 
     def ask(self) -> list[int]:
         for client in self._pool.clients:
-            courier.stop_calling(client)
+            lowlevel.stop_calling(client)
         return [self._pool.who(), self._pool.futures.who().result(20)]
 
 

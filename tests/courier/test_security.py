@@ -392,16 +392,6 @@ class TestTheServersDoor:
 
             yield come
 
-    def test_the_hand_written_client_is_served(
-        self, knock: Callable[..., Stranger], target: Target
-    ) -> None:
-        stranger = knock()
-        assert stranger.is_trusted
-        stranger.send([stranger.proof, *stranger.call(7, GOOD)])
-        frame = stranger.read()
-        assert (frame.kind, frame.call) == (Kind.VALUE, 7)
-        assert pickle.loads(frame.parcel.pickle) == 1
-
     @pytest.mark.parametrize(
         "proof",
         ["none", "zeros", "of another connection", "without a secret", "by another secret"],

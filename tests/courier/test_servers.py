@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 import courier
-from courier import _server
-from courier._engine import host as engine_host
-from courier._engine.caller import Caller
 from courier.python import client as original_client, py_server
+from courier.server import host as engine_host
+from courier.server._caller import ServedConnection
 from tests.courier.by_hand import OPENING
 from tests.courier.conftest import Connect, Script, Serve, our_threads
 from tests.courier.served import Node
@@ -344,7 +343,7 @@ def test_a_server_listens_beyond_loopback_only_with_a_secret(serve: Serve) -> No
 def test_without_a_secret_nobody_serves_where_users_cannot_be_told_apart(
     monkeypatch: pytest.MonkeyPatch, secret: courier.Secret
 ) -> None:
-    monkeypatch.setattr(_server, "host_name", lambda: "")  # as on macOS
+    monkeypatch.setattr("courier.server.server.host_name", lambda: "")  # as on macOS
     with pytest.raises(courier.UnprotectedServerError, match=r"pass secret=courier\.Secret"):
         courier.Server(print)
     courier.Server(print, secret=secret)
@@ -363,6 +362,16 @@ def test_a_taken_port_is_named(serve: Serve) -> None:
     server.stop()
     second.start()
     second.stop()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the kernel has no IPv6")
+def test_no_server_listens_by_ipv4_alone_because_its_port_is_taken_by_ipv6(
+    secret: courier.Secret,
+) -> None:
+    with socket.create_server(("::", 0), family=socket.AF_INET6) as other:
+        server = courier.Server(print, host="::", port=other.getsockname()[1], secret=secret)
+        with pytest.raises(courier.AddressInUseError, match=rf"listen at \[::\]:{server.port}"):
+            server.start()
 
 
 def test_the_address_is_known_before_the_start_which_calls_wait_for() -> None:
@@ -465,15 +474,15 @@ def test_a_connection_on_which_the_server_errs_is_closed_and_delays_no_other(
 ) -> None:
     server, client = serve(Node(), client={"call_timeout": 10})
     assert client.echo(1) == 1
-    on_event, (good,) = Caller.on_event, server._host._callers.values()
+    on_event, (good,) = ServedConnection.on_event, server._host._callers.values()
 
-    def err(caller: Caller, events: int) -> None:
+    def err(caller: ServedConnection, events: int) -> None:
         if caller is not good:
             raise ValueError("for once")
         on_event(caller, events)
 
     monkeypatch.setattr(engine_host, "PAUSE_S", 20.0)
-    monkeypatch.setattr(Caller, "on_event", err)
+    monkeypatch.setattr(ServedConnection, "on_event", err)
     with pytest.raises(courier.ServerLostError):
         connect(server.address).echo(2)
     assert client.echo(3) == 3
@@ -506,12 +515,16 @@ def test_calls_are_rarely_disturbed_by_the_watch_over_methods_that_block(serve: 
         while time.monotonic() < until:
             client.echo(1)
 
+    def watches() -> list[threading.Thread]:
+        return [each for each in our_threads() - before if each.name == "courier-watch"]
+
     def rests() -> int:
-        (watch,) = [each for each in our_threads() - before if each.name == "courier-watch"]
+        (watch,) = watches()
         status = Path(f"/proc/self/task/{watch.native_id}/status").read_text()
         return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
-    call_for(0.05)
+    while not watches():
+        call_for(0.05)
     seen = rests()
     call_for(0.25)
     # Each look is two: it sleeps, and waits for the interpreter. Every 2 ms would be 250 and more.

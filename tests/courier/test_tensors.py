@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import courier
-from courier._parcel import Parcel, pack, unpack, unshared
+from courier.values.parcel import Parcel, pack, unpack, unshared
 from launchpad_lite.replicas._devices import ask_jax_for
 from tests.courier.conftest import Serve
 from tests.engines import needs_jax, needs_torch

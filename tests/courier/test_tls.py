@@ -32,13 +32,13 @@ _PATIENCE_S = 20.0
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("certificates"))
+def authority() -> Authority:
+    return Authority()
 
 
 @pytest.fixture(scope="module")
-def foreign_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("certificates"), "foreign")
+def foreign_authority() -> Authority:
+    return Authority("foreign")
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +215,7 @@ def test_certificates_are_enough_where_there_is_no_secret(serve_tls: Serve, carr
 
 @pytest.mark.parametrize("carrier", ["unix", "tcp"], indirect=True)  # gRPC wants the name it calls
 def test_a_certificate_may_bear_any_name(serve: Serve, authority: Authority, carrier: str) -> None:
-    stranger = authority.issue(names=("DNS:elsewhere.example",))
+    stranger = authority.issue(names=("elsewhere.example",))
     _, client = serve(
         Node(), tls=stranger, client={"tls": authority.issue(names=()), "call_timeout": 30}
     )
@@ -329,7 +329,7 @@ def test_a_pickled_client_loads_only_where_credentials_of_the_authority_are_held
 def test_credentials_are_found_as_long_as_any_of_the_authority_are_held(
     kind: str, tmp_path: Path
 ) -> None:
-    authority = Authority(tmp_path)
+    authority = Authority()
     first = authority.issue()
     second = authority.issue() if kind == "other" else courier.TlsCredentials(**_of(first))
     data = pickle.dumps(courier.Client("127.0.0.1:1", tls=second))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import courier
-from courier._engine import background_reader, host
-from courier._engine.watching import PollWatcher
+from courier.client import _background_reader
+from courier.server import host
+from courier.wire.watching import PollWatcher
 from tests.courier.conftest import Serve
 from tests.courier.served import Node
 
@@ -16,8 +17,8 @@ def test_calls_work_without_epoll(
     monkeypatch: pytest.MonkeyPatch, serve: Serve, node: Node
 ) -> None:
     monkeypatch.setattr(host, "make_watcher", lambda _: PollWatcher())
-    monkeypatch.setattr(background_reader, "make_watcher", PollWatcher)
-    monkeypatch.setattr(background_reader.BACKGROUND_READER, "_watcher", None)
+    monkeypatch.setattr(_background_reader, "make_watcher", PollWatcher)
+    monkeypatch.setattr(_background_reader.BACKGROUND_READER, "_watcher", None)
     server, client = serve(node)
     assert client.echo(1) == 1
     futures = [client.futures.echo(number) for number in range(500)]

@@ -1,7 +1,6 @@
 import concurrent.futures
 import contextlib
 import json
-import os
 import re
 import sys
 import threading
@@ -199,7 +198,6 @@ def test_the_script_shows_progress_and_goes_on_from_its_checkpoints(tmp_path: Pa
     assert first.stdout.split("optimum")[1].split("calls")[0] in second.stdout
 
 
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the monkey is a tool for Linux")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_script_survives_a_monkey_and_says_what_that_did() -> None:

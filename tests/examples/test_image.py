@@ -9,7 +9,7 @@ from tests.examples.running import ROOT
 def make_image(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """Asks what `make image` would do."""
     return subprocess.run(
-        ["make", "--dry-run", "image", *arguments],
+        ["make", "--dry-run", "image", f"BIN={Path(sys.executable).parent}", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,

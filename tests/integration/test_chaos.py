@@ -2,7 +2,6 @@
 
 import collections
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +12,6 @@ import pytest
 import launchpad_lite as lp
 from examples.evolution_strategies.program import Problem, Result, Search, make_program, rosenbrock
 from launchpad_lite.testing import Fault, Injected, Monkey, poll_until
-
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, "pidfd_open"), reason="the monkey is a tool for Linux"
-)
 
 #: As often as there are faults, and with little delay.
 RESTART = lp.RestartPolicy(max_restarts=10_000, backoff_s=0.01, max_backoff_s=0.2)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from launchers._kubernetes.names import Names
+from launchers.kubernetes._names import Names
 from launchpad_lite.testing import poll_until
 from tests.beds.kubernetes.cluster import IMAGE, KubernetesCluster
 from tests.beds.slurm import SlurmCluster
@@ -76,6 +76,8 @@ class Store:
 
     def add(self):
         self.total += 1
+        while (self.shared / "hold").exists():
+            time.sleep(0.02)
         if (self.shared / "eat").exists():
             (self.shared / "eat").unlink()
             kept = []
@@ -99,8 +101,7 @@ class Caller:
         self.store, self.index, self.how = store, index, how
         self.shared = pathlib.Path(how["shared"])
         # Callers that are to be patient go on when a call fails, as learners do.
-        lost = (courier.ServerLostError, courier.ServerUnreachableError)
-        self.gone = lost if how.get("patient") else ()
+        self.gone = courier.ServerGoneError if how.get("patient") else ()
 
     def run(self):
         if self.how.get("family"):
@@ -204,7 +205,7 @@ if __name__ == "__main__":
 #: What users may choose is for clusters, which tell pods late of changes.
 _IMPATIENT = """
 from launchers import kubernetes as _kubernetes
-from launchers._kubernetes.timing import Timing as _Timing
+from launchers.kubernetes._timing import Timing as _Timing
 
 _kubernetes.KubernetesLauncher._option_mistakes = lambda self: ()
 OPTIONS["timing"] = _Timing(**HOW["timing"])
@@ -565,7 +566,7 @@ class SshDesk(_HostDesk):
         self.hosts.crash(host)
 
     def victim(self, what: str, host: str) -> psutil.Process:
-        """One process by its part: ssh, sshd, warden, agent or worker."""
+        """One process by its part: ssh, sshd, reaper, agent or worker."""
         if what == "ssh":  # the client that holds the link to the host
             (found,) = (
                 each
@@ -575,18 +576,18 @@ class SshDesk(_HostDesk):
             return found
         ours = self.hosts.processes(host)
         pids = {each.pid for each in ours}
-        (warden,) = (each for each in ours if is_python(each) and each.ppid() not in pids)
+        (reaper,) = (each for each in ours if is_python(each) and each.ppid() not in pids)
         if what == "sshd":  # which serves the link
-            session = warden.parent()
+            session = reaper.parent()
             assert session is not None
             return session
-        if what == "warden":
-            return warden
-        (agent,) = filter(is_python, warden.children())
+        if what == "reaper":
+            return reaper
+        (agent,) = filter(is_python, reaper.children())
         return agent if what == "agent" else next(filter(is_python, agent.children()))
 
     def interpreters(self, host: str) -> int:
-        """How many there are: the arrival, then warden and agent, then workers."""
+        """How many there are: the arrival, then reaper and agent, then workers."""
         return sum(map(is_python, self.hosts.processes(host)))
 
     def await_clean(self, host: str, within_s: float = WITHIN_S) -> None:
@@ -726,7 +727,7 @@ class KubernetesDesk(Desk):
 
 def is_python(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return process.name().startswith("python")
+        return Path(process.exe()).name.startswith("python")  # a worker has the name of its node
     return False
 
 

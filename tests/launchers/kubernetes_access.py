@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from launchers._kubernetes.client import Api
-from launchers._kubernetes.timing import Timing
 from launchers.kubernetes import KubernetesLauncher
+from launchers.kubernetes._client import Api
+from launchers.kubernetes._timing import Timing
 
 Fault = Callable[[], None]
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from launchpad_lite.parts.marks import marked
 from launchpad_lite.testing import poll_until
 
 _MARK = "LAUNCHERS_TEST_MARK"
@@ -23,11 +24,10 @@ class Marked:
     def processes(self) -> list[psutil.Process]:
         """All that are alive, but for the one that asks."""
         found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                if process.pid != os.getpid() and process.environ().get(_MARK) == self._mark:
-                    found.append(process)
-        return found
+        for pid in marked(_MARK, self._mark):
+            with contextlib.suppress(psutil.Error):
+                found.append(psutil.Process(pid))
+        return [process for process in found if process.pid != os.getpid()]
 
     def sleepers(self) -> list[int]:
         """Those that run `sleep`."""
@@ -48,8 +48,8 @@ def mark_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[Marked]:
     """Marks all that a test starts; ends what is left after the test."""
     mark = uuid.uuid4().hex
     monkeypatch.setenv(_MARK, mark)
-    marked = Marked(mark)
-    yield marked
-    for process in marked.processes():
+    found = Marked(mark)
+    yield found
+    for process in found.processes():
         with contextlib.suppress(ProcessLookupError):  # it was about to end
             os.kill(process.pid, signal.SIGKILL)

@@ -17,23 +17,25 @@ from typing import Any
 import psutil
 
 import launchpad_lite as lp
-from launchers._deployment import Deployment, Starter, Tunnel, deploy
-from launchers._hosts import HostSpec
-from launchers._kubernetes.exchange import Exchange
-from launchers._kubernetes.fleet import PodFleet
-from launchers._kubernetes.names import Names
-from launchers._kubernetes.order import _trust, read_trust
-from launchers._placement import Strategy
-from launchers._ports import LOOPBACK
-from launchers._reachability import SameForAll
-from launchers._shipping import pack_up
-from launchers._supervisor import SupervisedProgram
-from launchers.host.arrival import Arrival, Hello
-from launchers.host.remote import AgentHost
-from launchpad_lite._launch import plan as make_plan
+from courier.lowlevel import bound
+from launchers.hosts.arrival import Arrival, Hello
+from launchers.hosts.deployment import _LISTEN_HOST, Deployment, Starter, deploy
+from launchers.hosts.host_list import HostSpec
+from launchers.hosts.host_options import HostOptions, Tunnel
+from launchers.hosts.reachability import same_for_all
+from launchers.hosts.shipping import pack_up
+from launchers.kubernetes._exchange import PodExchange
+from launchers.kubernetes._fleet import PodFleet
+from launchers.kubernetes._names import Names
+from launchers.kubernetes._order import _trust, read_trust
+from launchers.supervision.remote import AgentHost
+from launchers.supervision.supervised_program import SupervisedProgram
 from launchpad_lite.launching import LaunchOptions
+from launchpad_lite.launching.launch import plan as make_plan
 from launchpad_lite.testing import LaunchedProgram, poll_until
 
+#: Runs what is mounted, after something else.
+_RUN = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
 #: Marks the processes of a pod, in their environment.
 TAG = "LAUNCHERS_TEST_POD"
 
@@ -57,19 +59,20 @@ class Pod:
         wait_s: float = 60.0,
         *,
         output: int | None = None,
+        first: str = "",
     ) -> None:
         self._tag = uuid.uuid4().hex
         self.errors = folder / f"{host}-{self._tag}.stderr"
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, str(trust / "pod.py")],
+                [sys.executable, "-c", f"{first}\n{_RUN}", str(trust / "pod.py")]
+                if first
+                else [sys.executable, str(trust / "pod.py")],
                 env={
                     **os.environ,
                     "LAUNCHPAD_SUPERVISOR": f"127.0.0.1:{port}",
                     "LAUNCHPAD_WAIT_S": str(wait_s),
                     "LAUNCHPAD_HOST": host,
-                    "LAUNCHPAD_POD": f"pod-of-{host}",
-                    "LAUNCHPAD_NODE": "machine",
                     TAG: self._tag,
                 },
                 stdin=subprocess.DEVNULL,
@@ -142,7 +145,7 @@ class Cluster:
         self.folder = folder
         self.trust = trust
         self._cache = cache
-        self.exchange = Exchange(read_trust(trust), 0)
+        self.exchange = PodExchange(read_trust(trust), 0)
         self._ports = contextlib.ExitStack()
         self.pods: dict[str, Pod] = {}
         self.gone: list[Pod] = []
@@ -210,13 +213,11 @@ class Cluster:
             plan=plan,
             options=LaunchOptions(notice_s, self.folder / "crash"),
             specs=tuple(HostSpec(host, address="127.0.0.1") for host in hosts.values()),
-            choice=hosts,
-            strategy=Strategy.SPREAD,
+            wanted=HostOptions(
+                hosts, tunnel=Tunnel.NEVER, silence_s=silence_s, cache=str(self._cache)
+            ),
             shipment=pack_up(plan.executables),
-            tunnel=Tunnel.NEVER,
-            silence_s=silence_s,
-            cache=str(self._cache),
-            ways=SameForAll(dict.fromkeys(hosts.values(), "127.0.0.1")),
+            ways=same_for_all(dict.fromkeys(hosts.values(), "127.0.0.1")),
             issue=lambda *_: tls,
             output=self.shown,
             keeps_logs=False,
@@ -250,10 +251,9 @@ class Cluster:
 
     def _hold_port(self) -> int:
         """Holds a port, beside which the agents of pods hold it, too, and servers listen."""
-        held = self._ports.enter_context(socket.socket())
-        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
-            held.setsockopt(socket.SOL_SOCKET, option, 1)
-        held.bind((LOOPBACK, 0))
+        # Where agents do: of one that is held on loopback alone, others may have another address.
+        options = socket.SO_REUSEADDR, socket.SO_REUSEPORT
+        held = self._ports.enter_context(bound(_LISTEN_HOST, 0, *options))
         return int(held.getsockname()[1])
 
     def ends(self) -> dict[str, int]:

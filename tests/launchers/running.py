@@ -1,8 +1,15 @@
 """What tests ask of programs that run."""
 
+import shlex
 from typing import Any
 
+from launchers.hosts.arrival import host_command
 from launchpad_lite.testing import poll_until
+
+
+def shell_command(pythons: list[str]) -> str:
+    """Returns what a host is to run, for a shell there, as SSH has it."""
+    return f"exec {shlex.join(host_command(pythons))}"
 
 
 def states(running: Any) -> set[str]:

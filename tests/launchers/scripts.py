@@ -83,13 +83,13 @@ class Script:
 
     def agent(self) -> psutil.Process | None:
         """The agent, once it is there."""
-        warden = self.warden()
+        reaper = self.reaper()
         with contextlib.suppress(psutil.Error):
-            for child in warden.children() if warden is not None else ():
+            for child in reaper.children() if reaper is not None else ():
                 return child
         return None
 
-    def warden(self) -> psutil.Process | None:
+    def reaper(self) -> psutil.Process | None:
         """The agent's parent, once it is there."""
         assert self.process is not None
         with contextlib.suppress(psutil.Error):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from launchers._allotment import Machine, allot
 from launchers.host.grant import Grant
 from launchers.host.memory import memory_bytes
-from launchpad_lite._devices import VISIBLE_DEVICES
+from launchers.supervision.allotment import Machine, allot
+from launchpad_lite.parts.devices import VISIBLE_DEVICES
 from tests.launchers.wishes import Wish, cpu, executables, gpu
 
 MACHINE = Machine(
@@ -67,7 +67,7 @@ def test_a_part_of_a_core_shares_one_and_a_wish_may_span_what_is_left() -> None:
         ),
         (
             {"learner": [{"ram": 6}], "actor": [{"ram": 1.5}] * 2},
-            "ram: learner 1 x 6 + actor 2 x 1.5 = 9 GiB are asked for, this machine has 8;",
+            "ram_gib: learner 1 x 6 + actor 2 x 1.5 = 9 GiB are asked for, this machine has 8;",
         ),
         (
             {"a": [{"gpu": 1}, {"gpu": 2}], "b": [{"gpu": 0.5}]},
@@ -75,7 +75,7 @@ def test_a_part_of_a_core_shares_one_and_a_wish_may_span_what_is_left() -> None:
         ),
         *(
             ({"a": [{"cpu": 9, "ram": 9, "gpu": 9}]}, message)  # all at once
-            for message in ("cpu: a 1 x 9", "ram: a 1 x 9", "9 devices")
+            for message in ("cpu: a 1 x 9", "ram_gib: a 1 x 9", "9 devices")
         ),
         ({"a": [{"gpu": 0.6}] * 4}, "the parts 0.6, 0.6, 0.6, 0.6 do not fit on 3 devices"),
     ],

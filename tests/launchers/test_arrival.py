@@ -16,12 +16,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launchers.host.arrival import Arrival, Facts, Hello, HostError, shell_command
 from launchers.host.boot import is_spoken_to
-from launchers.host.link import Frame, write_all
+from launchers.host.link import LinkFrame, write_all
 from launchers.host.timing import Timing
+from launchers.hosts.arrival import Arrival, Facts, Hello, HostError
 from launchpad_lite.testing import poll_until
 from tests.launchers.interpreters import find_other_minor_version, find_python
+from tests.launchers.running import shell_command
 
 _LIMIT_S = 60.0
 _KEY = "0" * 64
@@ -123,7 +124,7 @@ def test_a_host_tells_of_itself() -> None:
     facts, here = facts_by(packages=("pytest", "no-such-package")), Facts.here()
     assert Path(facts.executable).samefile(sys.executable)
     assert facts.packages == {"pytest": pytest.__version__, "no-such-package": None}
-    for field in ("python", "implementation", "platform", "host"):
+    for field in ("python", "implementation", "platform"):
         assert getattr(facts, field) == getattr(here, field)
 
 
@@ -344,7 +345,7 @@ def test_a_host_that_slept_before_code_came_listens_again(is_gone: bool) -> None
 
 def say(arrival: Arrival, op: str, **fields: object) -> None:
     assert arrival.process.stdin is not None
-    write_all(arrival.process.stdin.fileno(), Frame(op, fields).encode())
+    write_all(arrival.process.stdin.fileno(), LinkFrame(op, fields).encode())
 
 
 def assert_it_answers(arrival: Arrival) -> None:

@@ -198,8 +198,8 @@ import shutil, sys
 from multiprocessing.spawn import get_preparation_data
 from pathlib import Path
 import launchpad_lite as lp
-from launchers._shipping import pack_up
-from launchpad_lite._script import Script
+from launchers.hosts.shipping import pack_up
+from launchpad_lite.process.script import Script
 
 class Loader:
     def run(self): ...

@@ -1,4 +1,7 @@
-"""Colocations that run: calls inside and from outside, ends, failures, stops, state."""
+"""Colocations of threads: calls inside and from outside, ends, failures, stops, state.
+
+One of processes is planned as so many nodes (`tests/launchpad_lite/test_colocations.py`), and runs as these.
+"""
 
 import contextlib
 import os
@@ -17,7 +20,6 @@ from tests.launchers.counting import Counter
 from tests.launchers.running import states
 
 both = pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
-modes = pytest.mark.parametrize("mode", ["thread", "process"])
 
 
 class Replay:
@@ -81,22 +83,19 @@ def _fail(folder: str, *, after: str = "") -> None:
     raise KeyError("broken inside")
 
 
-def _together(*nodes: Any, mode: Any = "thread", **options: Any) -> lp.Program:
+def _together(*nodes: Any, **options: Any) -> lp.Program:
     program = lp.Program("together")
-    program.add_node(lp.ColocationNode(nodes, mode, **options), label="group")
+    program.add_node(lp.ColocationNode(nodes, **options), label="group")
     return program
 
 
-@pytest.mark.parametrize(
-    ("launcher", "mode"), [("test_mt", "thread"), ("test_mp", "thread"), ("test_mp", "process")]
-)
+@both
 def test_the_program_ends_when_the_inner_nodes_that_run_have_ended(
-    launch_program: Any, tmp_path: Path, launcher: str, mode: str
+    launch_program: Any, tmp_path: Path, launcher: str
 ) -> None:
     replay = lp.CourierNode(Replay)
     learner = lp.PyClassNode(Learner, replay.create_handle(), str(tmp_path))
-    program = _together(learner, replay, mode=mode)
-    result = launch_program(program, launcher, notice_s=30).wait()
+    result = launch_program(_together(learner, replay), launcher, notice_s=30).wait()
     assert result.outcome is lp.Outcome.COMPLETED
     assert result.killed == ()
     assert (tmp_path / "learner").read_text() == "4"
@@ -121,15 +120,12 @@ def test_calls_inside_pass_no_socket_and_calls_from_outside_do_work(
     assert replay.create_handle().dereference().insert(1) == 1
 
 
-@modes
-def test_inner_nodes_call_each_other_in_a_circle(
-    launch_program: Any, tmp_path: Path, mode: str
-) -> None:
+def test_inner_nodes_call_each_other_in_a_circle(launch_program: Any, tmp_path: Path) -> None:
     first, second = lp.CourierNode(Learner), lp.CourierNode(Learner)
     for node, other in ((first, second), (second, first)):
         node.configure(other.create_handle(), str(tmp_path))
         node.disable_run()
-    launch_program(_together(first, second, mode=mode))
+    launch_program(_together(first, second))
     for node in (first, second):
         with pytest.raises((AttributeError, courier.CourierError)):
             node.create_handle().dereference().ask()  # it has no `peer`; the call arrived
@@ -208,6 +204,34 @@ class Caller:
             self._call(*self._args)
 
 
+class Late(Replay):
+    """Is there when it is told to."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        _wait_for_file(folder, "late")
+
+
+@both
+def test_calls_that_the_stop_of_the_others_ends_are_no_failure(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    folder = str(tmp_path)
+    outside = lp.CourierNode(Late, folder)
+    # The more, the longer it takes until the last one is asked to end.
+    callers = [lp.PyClassNode(Caller, outside.create_handle(), "insert", 1) for _ in range(20)]
+    program = _together(
+        lp.PyNode(_wait_for_file, folder, "first"), *callers, return_on_first_completed=True
+    )
+    program.add_node(outside, label="outside")
+    running = launch_program(program, launcher)
+    poll_until(lambda: "running" in states(running), 30)
+    _touch(folder, "first")
+    poll_until(lambda: "running" not in states(running), 30)
+    _touch(folder, "late")
+    assert running.wait(40).outcome is lp.Outcome.COMPLETED
+
+
 class Handler:
     """Ends when its stop handler is called."""
 
@@ -235,12 +259,19 @@ class ThreadHandler(Handler):
         thread.join()
 
 
-@pytest.mark.parametrize(("launcher", "why"), [("test_mp", "stop"), ("test_mt", "first")])
-def test_stop_handlers_of_inner_nodes_are_called_once(
-    launch_program: Any, tmp_path: Path, launcher: str, why: str
+@pytest.mark.parametrize(
+    ("launcher", "handler", "why"),
+    [
+        ("test_mp", Handler, "stop"),
+        ("test_mt", Handler, "first"),
+        ("test_mp", ThreadHandler, "stop"),
+    ],
+)
+def test_stop_handlers_of_inner_nodes_and_of_their_threads_are_called_once(
+    launch_program: Any, tmp_path: Path, launcher: str, handler: type[Handler], why: str
 ) -> None:
     program = _together(
-        lp.PyClassNode(Handler, str(tmp_path)),
+        lp.PyClassNode(handler, str(tmp_path)),
         lp.PyNode(_wait_for_file, str(tmp_path), "first"),
         return_on_first_completed=True,
     )
@@ -254,38 +285,18 @@ def test_stop_handlers_of_inner_nodes_are_called_once(
     assert (tmp_path / "handler").read_text() == "called\n"
 
 
-def test_stop_handlers_of_a_thread_that_belongs_to_no_inner_node_are_called(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    program = _together(
-        lp.PyClassNode(ThreadHandler, str(tmp_path)), lp.PyNode(_wait, str(tmp_path))
-    )
-    running = launch_program(program, "test_mp", notice_s=60)
-    poll_until((tmp_path / "handler.up").exists, 30)
-    assert running.stop(40).killed == ()
-    assert (tmp_path / "handler").read_text() == "called\n"
-
-
-@pytest.mark.parametrize(
-    ("launcher", "mode", "sibling"),
-    [
-        ("test_mt", "thread", "waits"),
-        ("test_mt", "process", "serves"),
-        ("test_mp", "thread", "calls"),
-    ],
-)
+@pytest.mark.parametrize(("launcher", "sibling"), [("test_mt", "waits"), ("test_mp", "calls")])
 def test_a_failure_inside_fails_the_program_and_ends_the_others(
-    launch_program: Any, tmp_path: Path, launcher: str, mode: str, sibling: str
+    launch_program: Any, tmp_path: Path, launcher: str, sibling: str
 ) -> None:
     folder = str(tmp_path)
     replay = lp.CourierNode(Replay)
     siblings = {
         "waits": lp.PyNode(_wait, folder),
-        "serves": lp.CourierNode(Replay),
         "calls": lp.PyClassNode(Caller, replay.create_handle(), "insert", 1),
     }
     nodes = [lp.PyNode(_fail, folder, after="go"), siblings[sibling], replay]
-    running = launch_program(_together(*nodes, mode=mode), launcher, notice_s=30)
+    running = launch_program(_together(*nodes), launcher, notice_s=30)
     poll_until(lambda: "starting" not in states(running), 30)
     _touch(folder, "go")
     with pytest.raises(lp.NodeFailedError, match="broken inside") as failed:
@@ -293,7 +304,7 @@ def test_a_failure_inside_fails_the_program_and_ends_the_others(
     assert isinstance(failed.value.__cause__, KeyError)
     assert failed.value.failure.node == "group[0]"
     assert "in _fail" in str(failed.value)
-    if sys.version_info >= (3, 11) and mode == "thread":
+    if sys.version_info >= (3, 11):
         assert "in PyNode(_fail), one of the nodes of group[0]" in str(failed.value)
     assert running.running.result.killed == ()
 
@@ -304,12 +315,11 @@ class Broken:
         raise ValueError("broken constructor")
 
 
-@modes
 def test_a_constructor_that_fails_ends_the_inner_nodes_that_run_already(
-    launch_program: Any, tmp_path: Path, mode: str
+    launch_program: Any, tmp_path: Path
 ) -> None:
     nodes = [lp.PyNode(_wait, str(tmp_path)), lp.CourierNode(Broken, str(tmp_path))]
-    running = launch_program(_together(*nodes, mode=mode), notice_s=30)
+    running = launch_program(_together(*nodes), notice_s=30)
     with pytest.raises(lp.NodeFailedError, match="broken constructor") as failed:
         running.wait(50)
     assert isinstance(failed.value.__cause__, ValueError)
@@ -339,6 +349,60 @@ def test_the_cause_is_told_rather_than_what_followed(launch_program: Any) -> Non
         running.wait()
 
 
+class _DeadlyError(Exception):
+    def __str__(self) -> str:
+        os._exit(7)
+        return ""
+
+
+def _raise_deadly() -> None:
+    raise _DeadlyError
+
+
+def test_the_error_of_a_part_is_told_whatever_its_code_does(launch_program: Any) -> None:
+    program = _together(lp.PyNode(_raise_deadly), lp.PyNode(lp.wait_for_stop))
+    with pytest.raises(lp.NodeFailedError, match="_DeadlyError: <no message"):
+        launch_program(program, "test_mp").wait()
+
+
+def _fail_at_the_end() -> None:
+    try:
+        while True:
+            time.sleep(0.01)
+    except SystemExit:
+        raise ValueError("could not be saved") from None
+
+
+def test_the_error_of_a_part_that_is_ended_by_force_is_told(launch_program: Any) -> None:
+    program = _together(lp.PyNode(int), lp.PyNode(_fail_at_the_end), return_on_first_completed=True)
+    with pytest.raises(lp.NodeFailedError, match="could not be saved"):
+        launch_program(program, "test_mt", notice_s=0.2).wait()
+
+
+def _note_end(folder: Path, name: str, seconds: float) -> None:
+    def note() -> None:
+        time.sleep(seconds)
+        (folder / name).touch()
+
+    lp.register_stop_handler(note)
+
+
+def _stop_slowly(folder: Path) -> None:
+    _note_end(folder, "slow", 2.5)
+    _note_end(folder, "quick", 0.0)
+    lp.wait_for_stop()
+
+
+@pytest.mark.slow
+def test_a_process_waits_for_the_stop_handlers_of_its_parts(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    running = launch_program(_together(lp.PyNode(_stop_slowly, tmp_path)), "test_mp", notice_s=20)
+    poll_until(lambda: states(running) == {"running"}, 20)
+    running.stop()
+    assert {each.name for each in tmp_path.iterdir()} >= {"slow", "quick"}
+
+
 def test_system_exit_0_of_an_inner_node_is_no_failure(launch_program: Any, tmp_path: Path) -> None:
     program = _together(
         lp.PyNode(sys.exit, 0), lp.PyNode(sys.exit), lp.PyNode(_touch, str(tmp_path), "ran")
@@ -349,10 +413,9 @@ def test_system_exit_0_of_an_inner_node_is_no_failure(launch_program: Any, tmp_p
         launch_program(_together(lp.PyNode(sys.exit, 3))).wait()
 
 
-@modes
-def test_an_inner_node_can_stop_the_program(launch_program: Any, tmp_path: Path, mode: str) -> None:
+def test_an_inner_node_can_stop_the_program(launch_program: Any, tmp_path: Path) -> None:
     replay = lp.CourierNode(Replay)
-    program = _together(lp.PyNode(_wait, str(tmp_path)), replay, mode=mode)
+    program = _together(lp.PyNode(_wait, str(tmp_path)), replay)
     running = launch_program(program, notice_s=30)
     poll_until((tmp_path / "asked.up").exists, 30)
     with contextlib.suppress(courier.CourierError):  # the program may have stopped meanwhile
@@ -436,21 +499,15 @@ def test_heartbeats_of_inner_nodes_are_those_of_the_whole(
     assert running.stop().outcome is lp.Outcome.STOPPED
 
 
-@pytest.mark.parametrize(
-    ("launcher", "mode"),
-    [("test_mt", "thread"), pytest.param("test_mp", "process", marks=pytest.mark.slow)],
-)
-def test_each_inner_node_finds_its_own_state_again(
-    launch_program: Any, tmp_path: Path, launcher: str, mode: str
-) -> None:
+def test_each_inner_node_finds_its_own_state_again(launch_program: Any, tmp_path: Path) -> None:
     for launch in (1, 2, 3):
         program = lp.Program("state")
         counters = [lp.CourierNode(Counter) for _ in range(4)]
-        nested: list[Any] = counters[2:] if mode == "process" else [lp.ColocationNode(counters[2:])]
         with program.group("group"):
-            program.add_node(lp.ColocationNode([counters[0], *nested], mode))  # type: ignore[arg-type]
+            nested = lp.ColocationNode(counters[2:])
+            program.add_node(lp.ColocationNode([counters[0], nested]))
             program.add_node(counters[1])
-        running = launch_program(program, launcher, checkpoints={"group": tmp_path}, notice_s=30)
+        running = launch_program(program, checkpoints={"group": tmp_path}, notice_s=30)
         for index, counter in enumerate(counters):
             by = index + 1
             assert counter.create_handle().dereference().add(by) == launch * by
@@ -458,40 +515,23 @@ def test_each_inner_node_finds_its_own_state_again(
 
 
 class FailsOnce:
-    """Fails the first few times."""
+    """Fails the first few times, when the other is there."""
 
-    def __init__(self, folder: str, times: int) -> None:
+    def __init__(self, replay: Any, folder: str, times: int) -> None:
+        self._replay = replay
         self._folder = Path(folder)
         self._times = times
 
     def run(self) -> None:
+        self._replay.insert(1)
         if lp.restart_count() < self._times:
             raise ValueError("once more")
         (self._folder / "done").touch()
 
 
-@pytest.mark.slow
-def test_an_inner_process_is_started_anew_as_often_as_it_may(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    def retried(times: int) -> lp.Program:
-        nodes = [lp.PyClassNode(FailsOnce, str(tmp_path), times), lp.CourierNode(Replay)]
-        program = lp.Program("retried")
-        program.add_node(lp.MultiProcessingColocation(nodes, 2), label="group")
-        return program
-
-    result = launch_program(retried(2)).wait()
-    assert result.outcome is lp.Outcome.COMPLETED
-    assert [restart.node for restart in result.restarts] == ["group[0]", "group[0]"]
-    with pytest.raises(lp.NodeFailedError, match="once more"):
-        launch_program(retried(3)).wait()
-    with pytest.raises(lp.NodeFailedError, match="once more"):
-        launch_program(retried(1), restart="never").wait()
-
-
 def test_threads_are_started_anew_together(launch_program: Any, tmp_path: Path) -> None:
     replay = lp.CourierNode(Replay)
-    program = _together(lp.PyClassNode(FailsOnce, str(tmp_path), 1), replay)
+    program = _together(lp.PyClassNode(FailsOnce, replay.create_handle(), str(tmp_path), 1), replay)
     policy = lp.RestartPolicy(backoff_s=0.01)
     result = launch_program(program, restart=policy).wait()
     assert result.outcome is lp.Outcome.COMPLETED
@@ -515,20 +555,3 @@ def test_nested_colocations_end_stop_and_fail_as_one(launch_program: Any, tmp_pa
     assert running.stop(40).killed == ("group[0]",)
     with pytest.raises(lp.NodeFailedError, match="broken inside"):
         launch_program(nest(lp.PyNode(_fail, folder))).wait()
-
-
-def test_colocations_of_all_kinds_and_plain_nodes_share_a_group(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    inner = [lp.CourierNode(Replay) for _ in range(4)]
-    program = lp.Program("mixed")
-    with program.group("replay"):
-        program.add_node(lp.ColocationNode(inner[:2], "process"))
-        program.add_node(lp.ColocationNode(inner[2:]))
-        last = program.add_node(lp.CourierNode(Replay))
-    handles = [*(node.create_handle() for node in inner), last]
-    with program.group("learner"):
-        for handle in handles:
-            program.add_node(lp.PyClassNode(Learner, handle, str(tmp_path)))
-    running = launch_program(program, "test_mp")
-    assert running.wait().outcome is lp.Outcome.COMPLETED

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from launchers import _console
-from launchers._console import Console, Writer
+from launchers.supervision.console import Console, Writer
 
 
 class _Pipe:
@@ -63,7 +62,7 @@ def test_short_lines_are_made_where_they_are_written_and_are_whole_though_some_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with _Pipe() as pipe:
-        monkeypatch.setattr(_console, "_OUT", pipe.writer)
+        monkeypatch.setattr("launchers.supervision.console._OUT", pipe.writer)
         console = Console()
         console.show("flood[0]", b"begun")
         began = time.thread_time()

@@ -204,7 +204,7 @@ def test_a_node_fails_though_its_exception_blocks_whoever_looks_at_it(
 ) -> None:
     if place == "__notes__" and sys.version_info < (3, 11):
         pytest.skip("notes are printed from Python 3.11 on")
-    monkeypatch.setattr("launchpad_lite._worker._TELLING_S", 0.3)
+    monkeypatch.setattr("launchpad_lite.worker.running._TELLING_S", 0.3)
     HostileError.released.clear()
     error = _fail_hostile(launch_program, "test_mt", place, "blocks")
     HostileError.released.set()
@@ -286,7 +286,7 @@ def test_a_program_that_ends_well_keeps_only_its_logs(launch_program: Any, tmp_p
 def test_a_debugger_without_a_terminal_says_where_it_works(launch_program: Any) -> None:
     program = lp.Program("debugged")
     program.add_node(lp.PyNode(breakpoint), label="a")
-    with pytest.raises(lp.NodeFailedError, match=r"a\[0\].*BdbQuit.*--launcher=local_mt"):
+    with pytest.raises(lp.NodeFailedError, match=r"a\[0\].*debugger.*--launcher=local_mt"):
         launch_program(program, "test_mp").wait()
 
 

@@ -7,10 +7,10 @@ import psutil
 
 import launchpad_lite as lp
 from courier import Secret
-from launchers._fleet import Fleet
-from launchers._supervisor import SupervisedProgram
-from launchers.host.agent_link import start_agent_here
-from launchers.host.remote import AgentHost
+from launchers.hosts.fleet import Fleet
+from launchers.supervision.agent_link import start_agent_here
+from launchers.supervision.remote import AgentHost
+from launchers.supervision.supervised_program import SupervisedProgram
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import AddressTable, LaunchOptions
 
@@ -33,6 +33,9 @@ class Mover:
             self.has_given_up.set()
         raise LaunchError("it answered after all")
 
+    def close(self) -> None:
+        pass
+
 
 def test_a_stop_is_not_held_up_by_an_agent_that_does_not_answer() -> None:
     program = lp.Program("p")
@@ -52,7 +55,7 @@ def test_a_stop_is_not_held_up_by_an_agent_that_does_not_answer() -> None:
         agents = psutil.Process(links[1].process.pid).children()
         for agent in agents:
             agent.suspend()
-        supervised.supervise(Fleet([lost, mute], {"node[0]": "lost"}, mover, ()))
+        supervised.supervise(Fleet([lost, mute], {"node[0]": "lost"}, mover))
         assert mover.asks.wait(_PATIENCE_S)
         supervised.request_stop("the test wants it")
         assert mover.has_given_up.wait(_PATIENCE_S)

@@ -1,6 +1,8 @@
 """What nodes find around them in their processes."""
 
+import contextlib
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -119,6 +121,27 @@ def test_what_python_prints_as_it_starts_is_no_answer_of_the_agent(
     assert launch_program(program, "test_mp").wait().outcome is lp.Outcome.COMPLETED
 
 
+def _log_to_site(folder: Path) -> None:
+    with contextlib.ExitStack() as files:
+        for number in range(9):  # which get the first numbers that are free
+            files.enter_context((folder / f"mine{number}").open("w"))
+        logging.getLogger("site").warning("from the node")
+
+
+def test_what_the_site_opens_as_python_starts_is_open_in_nodes(
+    launch_program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["import logging", f"handler = logging.FileHandler({str(tmp_path / 'site.log')!r})"]
+    (tmp_path / "sitecustomize.py").write_text(
+        "\n".join([*lines, "logging.getLogger('site').addHandler(handler)"])
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    program = lp.Program("logging")
+    program.add_node(lp.PyNode(_log_to_site, tmp_path), label="node")
+    assert launch_program(program, "test_mp").wait().outcome is lp.Outcome.COMPLETED
+    assert (tmp_path / "site.log").read_text() == "from the node\n"
+
+
 _WITHOUT_STREAMS = """
     import pathlib
     import launchpad_lite as lp
@@ -178,12 +201,3 @@ def test_the_launcher_keeps_no_descriptors(launch_program: Any) -> None:
     for _ in range(20):
         launch_once()
     poll_until(lambda: _open_descriptors() <= before)
-
-
-def test_threads_say_that_they_cannot_have_an_environment_of_their_own(
-    launch_program: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    program = lp.Program("threads")
-    program.add_node(lp.PyNode(int), label="actor")
-    launch_program(program, "local_mt", processes={"actor": {"env": {"A": "1"}}}).wait()
-    assert "'threads': environment, flags and interpreter of actor: threads have" in caplog.text

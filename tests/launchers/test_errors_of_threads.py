@@ -15,19 +15,27 @@ import pytest
 
 import launchpad_lite as lp
 from courier import Secret
-from launchers._tunnels import _OwnEnd
+from courier.lowlevel import split_address
 from launchers.host import worker
-from launchers.host.link import Frame, FrameReader, write_all
-from launchers.host.worker import _Control, _Link, _Termination
-from launchpad_lite._runtime import NodeRuntime, NodeSetup
+from launchers.host.link import LinkFrame, LinkReader, write_all
+from launchers.host.worker import _Control, _LinkToAgent, _Termination
+from launchers.hosts._tunnels import _OwnEnd
 from launchpad_lite.launching import AddressTable
+from launchpad_lite.life.events import (
+    RequestStop,
+    ServersEnded,
+    StopReceived,
+    from_fields,
+    to_fields,
+)
 from launchpad_lite.testing import poll_until
+from launchpad_lite.worker.runtime import NodeRuntime, NodeSetup
 
 
 def test_the_launchers_end_of_tunnels_survives_a_connection_that_goes_wrong() -> None:
-    opened: list[Frame] = []
+    opened: list[LinkFrame] = []
 
-    def send(frame: Frame) -> None:
+    def send(frame: LinkFrame) -> None:
         if frame.op == "relay_open":
             opened.append(frame)
         elif frame.op == "relay_data" and frame["key"] == opened[0]["key"]:
@@ -35,14 +43,14 @@ def test_the_launchers_end_of_tunnels_survives_a_connection_that_goes_wrong() ->
 
     end = _OwnEnd(send)
     try:
-        port = end.listen("far", 1)
-        with socket.create_connection(("127.0.0.1", port)) as first:
+        near = split_address(end.listen("far", 1))
+        with socket.create_connection(near) as first:
             first.settimeout(10)
             first.sendall(b"wrong")
             assert first.recv(1) == b""  # it ends
-        with socket.create_connection(("127.0.0.1", port)) as second:
+        with socket.create_connection(near) as second:
             poll_until(lambda: len(opened) == 2)
-            end.take(Frame("relay_data", {"key": opened[1]["key"]}, b"right"))
+            end.take(LinkFrame("relay_data", {"key": opened[1]["key"]}, b"right"))
             second.settimeout(10)
             assert second.recv(5) == b"right"
     finally:
@@ -54,8 +62,8 @@ def test_a_worker_hears_of_the_stop_after_something_that_it_cannot_obey(
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
     ours, theirs = socket.socketpair()
-    link = _Link(theirs.fileno())
-    runtime = NodeRuntime(NodeSetup("p", "node", 0), AddressTable({}, Secret.generate()), link)
+    link = _LinkToAgent(theirs.fileno())
+    runtime = NodeRuntime(NodeSetup("p", "node", 0), AddressTable({}, Secret.generate()), link.post)
     # Its end is that of the process.
     monkeypatch.setattr(os, "killpg", lambda *_: None)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
@@ -66,12 +74,12 @@ def test_a_worker_hears_of_the_stop_after_something_that_it_cannot_obey(
     monkeypatch.setattr(os, "kill", leave)
     try:
         _Control(link, runtime, _Termination(), -1).start()
-        unknown = Frame("ended", {"keys": ["of nobody"]}).encode()
-        write_all(ours.fileno(), unknown + Frame("stop", {"interrupts": False}).encode())
+        for action in (ServersEnded("node[0]", ("of nobody",)), RequestStop("node[0]")):
+            write_all(ours.fileno(), LinkFrame(*to_fields(action)).encode())
         assert runtime.stop_event.wait(10)
-        heard = FrameReader(ours.fileno()).read(float("inf"))
+        heard = LinkReader(ours.fileno()).read(float("inf"))
         assert heard is not None
-        assert heard.op == "stop_received"
+        assert isinstance(from_fields(heard.op, heard.fields), StopReceived)
     finally:
         signal.signal(signal.SIGTERM, before)
         ours.close()

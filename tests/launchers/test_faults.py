@@ -226,10 +226,10 @@ class Faulty:
         assert agent is not None
         return agent
 
-    def warden(self) -> psutil.Process:
-        warden = self._script.warden()
-        assert warden is not None
-        return warden
+    def reaper(self) -> psutil.Process:
+        reaper = self._script.reaper()
+        assert reaper is not None
+        return reaper
 
     def processes(self) -> list[psutil.Process]:
         return self._script.processes()
@@ -374,8 +374,8 @@ def _hang_up_all(run: Faulty) -> None:
                 run.signal(signum, process)
 
 
-def _without_warden(run: Faulty) -> None:
-    run.signal(signal.SIGKILL, run.warden())
+def _without_reaper(run: Faulty) -> None:
+    run.signal(signal.SIGKILL, run.reaper())
     run.go()
 
 
@@ -441,7 +441,7 @@ _PROCESSES: Mapping[str, Fault] = {
     # What comes when the program has ended is for the script, which it ends.
     "SIGHUP and SIGTERM to all processes": Fault(_hang_up_all, (129, 143, -1, -15)),
     "SIGTERM to the agent": Fault(lambda run: run.signal(signal.SIGTERM, run.agent()), (143,)),
-    "SIGKILL of the warden": Fault(_without_warden, (0,), act="returns"),
+    "SIGKILL of the reaper": Fault(_without_reaper, (0,), act="returns"),
     "SIGKILL of a worker": Fault(
         lambda run: run.signal(signal.SIGKILL, run.worker()),
         (1,),
@@ -495,7 +495,7 @@ def bystanders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[psutil
         try:
             script.wait_for("up", 2)
             others = script.processes()
-            assert len(others) == 5  # launcher, agent, warden, workers
+            assert len(others) == 5  # launcher, agent, reaper, workers
             yield [*others, *(psutil.Process(each.pid) for each in namesakes)]
         finally:
             for each in namesakes:

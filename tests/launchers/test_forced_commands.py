@@ -3,6 +3,7 @@
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +59,16 @@ def test_nothing_is_left_of_a_command_whose_thread_is_forced_out_of_its_start(
 def test_a_thread_that_is_forced_out_of_a_look_at_processes_leaves_no_file_open(
     launch_program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = command._marked
+    look = command.marked
 
-    def look_slowly(mark: str) -> list[int]:
+    def look_slowly(variable: str, mark: str) -> Iterator[int]:
         file = (tmp_path / "looks").open("w")
         if threading.current_thread().name == "node[0]" and not (tmp_path / "slow").exists():
             _take_time(tmp_path / "slow", 1.0)
         file.close()
-        return look(mark)
+        return look(variable, mark)
 
-    monkeypatch.setattr(command, "_marked", look_slowly)
+    monkeypatch.setattr(command, "marked", look_slowly)
     node = lp.CommandNode("touch up; exec sleep 1000", cwd=tmp_path)
     running = launch_program(_program(node), "test_mt", notice_s=20.0)
     poll_until((tmp_path / "up").exists, 20)

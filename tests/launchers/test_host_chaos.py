@@ -31,7 +31,7 @@ def test_hosts_links_and_processes_fail_at_random(ssh: SshDesk, seed: int) -> No
         victim = chance.choice(whole)
         faults = ["worker"] * 30
         if len(whole) > 1:  # the last one must not be lost
-            faults += ["ssh", "agent", "warden", "sshd", "crash", "cut"]
+            faults += ["ssh", "agent", "reaper", "sshd", "crash", "cut"]
         fault = chance.choice(faults)
         print(f"{fault} {victim}")
         if fault in ("crash", "cut"):

@@ -57,7 +57,6 @@ class TestSlurm(DetachingContract):
 @pytest.mark.usefixtures("kubernetes_cluster")
 class TestKubernetes(DetachingContract):
     engine = "kubernetes"
-    tells_stacks = False
     refused = (
         {"image": "localhost/bare:1"},
         r"No module named '\w+' in the image of the supervisor",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from launchers._hosts import HostSpec, parse_hosts
+from launchers.hosts.host_list import HostSpec, parse_hosts
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_file_holds_options_of_all_hosts_and_of_each(tmp_path: Path, as_path: 
         ([{"gpu": 1}], "{'gpu': 1}: expected a name, got None"),
         ([{"name": "h1", "gpu": "2"}], "gpu is a whole number, 0 or more, not '2'"),
         ([{"name": "h1", "gpu": True}], "gpu is a whole number, 0 or more, not True"),
-        ([7], "expected a string, a mapping or a HostSpec for each host, got 7"),
+        ([7], "7: expected a string, a mapping or a HostSpec for each host"),
         (7, "expected a string like 'h1,h2:gpu=2', the path of a TOML file, or a list of hosts"),
         ({"h1": {}}, "expected a string like 'h1,h2:gpu=2', the path of a TOML file, or a list"),
     ],
@@ -166,7 +166,7 @@ def test_all_mistakes_are_told_at_once() -> None:
             "but these and . _ - (or it is an IP address)"
         ),
         (
-            "  4. host 'h2' is named 3 times; name it once, or if these are several (say, by port), "
+            "  4. host 'h2' is named 2 times; name it once, or if these are several (say, by port), "
             "give each a name of its own in ~/.ssh/config"
         ),
     ]

@@ -22,9 +22,9 @@ import psutil
 import pytest
 
 from launchpad_lite.testing import poll_until
-from tests.beds.kubernetes.cluster import BARE_IMAGE, IMAGE, INSTALLED_IMAGE
+from tests.beds.kubernetes.cluster import BARE_IMAGE, IMAGE, INSTALLED_IMAGE, KubernetesCluster
 from tests.engines import needs_kubernetes
-from tests.launchers.host_engines import PROGRAM, KubernetesDesk
+from tests.launchers.host_engines import PROGRAM, KubernetesDesk, desk_on
 from tests.launchers.interpreters import find_other_minor_version
 from tests.launchers.kubernetes_access import documented_role
 
@@ -51,6 +51,14 @@ def batch_client(user: KubernetesDesk) -> Iterator[Any]:
 # Programs
 
 
+def test_pods_that_have_ipv6_alone_call_each_other(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(KubernetesCluster(ipv6=True))
+        desk = stack.enter_context(desk_on(cluster, lambda: KubernetesDesk(cluster, tmp_path)))
+        output = desk.launch(how=_BRIEF).check()
+    assert "0 on counting-caller-0 called counting-store-0" in output
+
+
 def test_status_and_logs_name_pods_and_show_what_is_unfinished(kubernetes: KubernetesDesk) -> None:
     source = """
         class Caller(Caller):
@@ -71,33 +79,6 @@ def test_status_and_logs_name_pods_and_show_what_is_unfinished(kubernetes: Kuber
     assert run[2] == f"{{'courier': '{run[1]}-store-0.{run[1]}-store:4251'}}"
     assert f"STATUS caller[1] {run[1]}-caller-1" in output
     assert "unfinished" in kubernetes.log("caller/0")
-    assert_nothing_is_left(kubernetes)
-
-
-# Failures
-
-
-@pytest.mark.parametrize(
-    ("body", "told"),
-    [
-        ("raise ValueError('no such index')", r"CAUSE ValueError\('no such index'\)"),
-        ("os._exit(7)", "exit code 7"),
-    ],
-)
-def test_a_node_that_fails_when_it_is_constructed_is_told(
-    kubernetes: KubernetesDesk, body: str, told: str
-) -> None:
-    source = f"""
-        class Caller(Caller):
-            def __init__(self, store, index, how):
-                if index == 0:
-                    {body}
-                super().__init__(store, index, how)
-    """
-    launch = kubernetes.launch(source)
-    assert launch.end() == 1
-    assert launch.said(told)
-    assert launch.said(r"caller\[0\] on counting-caller-0 failed")
     assert_nothing_is_left(kubernetes)
 
 
@@ -157,6 +138,19 @@ def test_a_run_that_has_ended_can_be_looked_at_until_it_is_removed(
     assert_nothing_is_left(kubernetes)
     words = "there is no run 'short'"
     assert words in kubernetes.command_line("status", "short").refusal()
+
+
+def test_another_shell_follows_the_output_until_the_end(kubernetes: KubernetesDesk) -> None:
+    source = """
+        if __name__ == "__main__":
+            lp.launch(make_program(), LAUNCHER, detach=True, **OPTIONS)
+    """
+    kubernetes.launch(source).check()
+    follower = kubernetes.command_line("logs", "-f", "counting")
+    follower.until(r"\[caller\[0\]\] 0 on counting-caller-0 called counting-store-0")
+    assert "stopped" in kubernetes.command_line("stop", "counting").check()
+    follower.check()
+    assert_nothing_is_left(kubernetes)
 
 
 # The objects
@@ -342,17 +336,6 @@ def test_jobs_that_a_queue_admits_one_after_the_other_wait_for_each_other(
         admit(last)
         poll_until(lambda: kubernetes.job_has_succeeded("counting"), 60)
     kubernetes.command_line("stop", "counting").check()
-    assert_nothing_is_left(kubernetes)
-
-
-def test_a_launch_waits_until_a_queue_has_admitted_all(kubernetes: KubernetesDesk) -> None:
-    launch = kubernetes.launch(queue="research", how=_BRIEF)
-    launch.until("its turn in the queue 'research'")
-    with batch_client(kubernetes) as batch:
-        for each in kubernetes.cluster.objects("Job"):
-            name, body = each["metadata"]["name"], {"spec": {"suspend": False}}
-            batch.patch_namespaced_job(name, kubernetes.cluster.namespace, body)
-    launch.check()
     assert_nothing_is_left(kubernetes)
 
 

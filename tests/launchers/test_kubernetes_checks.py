@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from launchers._kubernetes.checks import mistakes
-from launchers._kubernetes.names import Names
 from launchers.kubernetes import KubernetesLauncher, PodOptions
-from launchpad_lite._freeze import FrozenWork
+from launchers.kubernetes._checks import mistakes
+from launchers.kubernetes._names import Names
+from launchpad_lite.graph.freeze import FrozenWork
 from launchpad_lite.launching import Executable, Resources
 
 

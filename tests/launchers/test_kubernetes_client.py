@@ -22,10 +22,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from launchers._kubernetes import client as client_module
-from launchers._kubernetes.client import Api, ApiError, Cancellation, created_by
-from launchers._kubernetes.timing import Timing
-from launchers._trust import Authority
+from launchers.hosts.trust import Authority
+from launchers.kubernetes import _client as client_module
+from launchers.kubernetes._client import Api, ApiError, Cancellation, created_by
+from launchers.kubernetes._timing import Timing
 from launchpad_lite.errors import LaunchError, MissingExtraError
 from launchpad_lite.testing import poll_until
 from tests.launchers.kubernetes_access import HASTY, write_config
@@ -369,22 +369,16 @@ def test_a_proxy_is_taken_from_the_environment_as_by_kubectl(
         ("example", "a.example", True),
         (".example", "a.example", True),
         ("*.example", "a.example", True),
-        ("*example", "a.example", False),
-        (".a.example", "a.example", False),
-        ("*.a.example", "a.example", False),
         ("ample", "a.example", False),
         ("a.example:6443", "a.example:6443", True),
-        ("a.example:443", "a.example", True),
         ("a.example:6443", "a.example", False),
-        (":6443,,", "a.example:6443", False),
+        (",,", "a.example", False),
         ("10.0.0.0/8", "10.1.2.3", True),
         ("10.0.0.0/8", "11.1.2.3", False),
         ("10.0.0.0/8,a/8", "a.example", False),
         ("10.1.2.3", "10.1.2.3:6443", True),
         ("10.1.2.3:6443", "10.1.2.3", False),
         ("fd00::1", "[fd00::1]:6443", True),
-        ("[fd00::1]:6443", "[fd00::1]:6443", True),
-        ("[fd00::1]:6443", "[fd00::1]", False),
         ("fd00::/8", "[fd00::1]", True),
     ],
 )
@@ -682,7 +676,22 @@ def test_what_is_refused_for_good_is_told_and_not_repeated(
     with pytest.raises(ApiError, match=expected) as caught:
         api.create({"kind": "Job", "metadata": {"name": "x"}})
     assert ("must have the rule" in str(caught.value)) == ("we may not" in expected)
-    assert len(stub.requests) == 1
+    is_right = answer[0] in (401, 403)
+    assert caught.value.is_final == is_right
+    # The second time because a server may read its roles between two questions.
+    assert stub.paths("POST") == [JOBS] * (2 if is_right else 1)
+
+
+def test_a_server_that_refuses_all_has_just_begun_and_is_asked_again(api: Api, stub: Stub) -> None:
+    unknown = refusal(403, "Forbidden", 'User "me" cannot delete resource "jobs"')
+    stub.on("GET", PODS, unknown, unknown, Answer(body=listing()))
+    stub.on("DELETE", f"{JOBS}/x", unknown, unknown, unknown, Answer(body={}))
+    assert api.delete("Job", "x")
+    stub.on("GET", PODS, unknown)
+    stub.on("DELETE", f"{JOBS}/x", unknown)
+    with pytest.raises(ApiError) as caught:
+        api.delete("Job", "x", patience_s=0.1)
+    assert not caught.value.is_final
 
 
 @pytest.mark.parametrize("trouble", [429, 500, 503, 504, "breaks", "cut", "conflict"])
@@ -864,10 +873,9 @@ def test_each_kind_has_its_place(api: Api, stub: Stub, kind: str, path: str) -> 
     assert api.delete(kind, "x")
 
 
-def test_whether_the_cluster_knows_jobsets_is_asked(api: Api, stub: Stub) -> None:
-    assert not api.has_jobset()
-    stub.on("GET", "/apis/jobset.x-k8s.io/v1alpha2", Answer(body={"resources": [{"name": "x"}]}))
-    assert api.has_jobset()
+def test_without_jobsets_in_the_cluster_it_is_told(api: Api) -> None:
+    with pytest.raises(ApiError, match="has no JobSets; launch without jobset=True, or have"):
+        api.create({"kind": "JobSet", "metadata": {"name": "x"}})
 
 
 def test_many_threads_may_ask_at_once(api: Api, stub: Stub) -> None:
@@ -904,6 +912,8 @@ class Watching:
     def _watch(self) -> None:
         try:
             for kind, obj in self._api.watch("Pod", "a=b", cancellation=self.cancellation):
+                if kind == "LISTED":
+                    continue
                 metadata = obj["metadata"]
                 self.seen.append((kind, metadata["name"], metadata["resourceVersion"]))
         except ApiError as error:
@@ -920,9 +930,10 @@ def watch(api: Api, write: Write) -> Iterator[Callable[..., Watching]]:
     started = list[Watching]()
     with contextlib.ExitStack() as stack:
 
-        def start(**seconds: float) -> Watching:
+        def start(*, was_let_in: bool = True, **seconds: float) -> Watching:
             timing = dataclasses.replace(HASTY, **seconds)  # type: ignore[arg-type] # numbers
             own = Api(api._client, "team", timing=timing)
+            own._was_let_in = was_let_in
             started.append(Watching(own))
             stack.callback(started[-1].stop)
             return started[-1]
@@ -1001,9 +1012,9 @@ def test_what_can_be_listed_but_not_watched_is_asked_for_ever_less_often(
             return self.is_set
 
     timing = Timing(longest_watch_pause_s=2.0)
-    for _, obj in Api(api._client, "team", timing=timing).watch("Pod", cancellation=Counting()):
-        if obj["metadata"]["name"] == "b":
-            break
+    watching = Api(api._client, "team", timing=timing).watch("Pod", cancellation=Counting())
+    found = [next(watching) for _ in range(8)]
+    assert [kind for kind, _ in found if kind != "LISTED"] == ["ADDED"] * 2
     for pause_s, longest_s in zip(pauses, (0.5, 1.0, 2.0, 2.0, 0.5, 1.0), strict=True):
         assert 0.7 * longest_s <= pause_s <= longest_s
 
@@ -1012,7 +1023,8 @@ def test_what_can_be_listed_but_not_watched_is_asked_for_ever_less_often(
     "trouble",
     [
         [refusal(500, "InternalError", "no")] * 5,
-        [Answer(body=listing(version="5")), refusal(401, "Unauthorized", "Unauthorized")],
+        # Twice, and when it is asked whether that is so for all.
+        [Answer(body=listing(version="5")), *[refusal(401, "Unauthorized", "Unauthorized")] * 3],
     ],
     ids=["a server that fails for long", "credentials that run out"],
 )
@@ -1039,7 +1051,7 @@ def test_a_watch_that_is_cancelled_ends_at_once(stub: Stub, watch: Watch) -> Non
 
 def test_a_watch_that_is_not_allowed_says_so(stub: Stub, watch: Watch) -> None:
     watched(stub, refusal(403, "Forbidden", 'User "me" cannot list resource "pods"'))
-    watching = watch()
+    watching = watch(was_let_in=False)
     poll_until(lambda: watching.failure is not None)
     assert "we may not list pods" in str(watching.failure)
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import launchpad_lite as lp
-from launchers._kubernetes.client import Api
 from launchers.kubernetes import KubernetesLauncher, WorkStore, WorkVolume
+from launchers.kubernetes._client import Api
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import LaunchOptions
 from launchpad_lite.testing import poll_until
@@ -25,7 +25,7 @@ pytest.importorskip("kubernetes.client")
 pytest.importorskip("kubernetes_validate")
 
 from tests.beds.kubernetes.controllers import GarbageCollector, Loop
-from tests.beds.kubernetes.server import ApiServer, Failure
+from tests.beds.kubernetes.server import ApiServer
 from tests.beds.kubernetes.store import ApiError, Store
 from tests.launchers.kubernetes_access import (
     HastyLauncher,
@@ -46,11 +46,11 @@ def launcher(**options: Any) -> KubernetesLauncher:
     return HastyLauncher("an-image", **{"name": "demo", "detach": True, **options})
 
 
-def plan_of(chosen: KubernetesLauncher) -> lp.launching.LaunchPlan:
+def plan_of(chosen: KubernetesLauncher, restart: Any = None) -> lp.launching.LaunchPlan:
     program = lp.Program("small")
     for label in "ab":
         program.add_node(lp.CourierNode(Node), label=label)
-    return lp.plan(program, chosen)
+    return lp.plan(program, chosen, restart=restart)
 
 
 def create(chosen: KubernetesLauncher) -> None:
@@ -71,7 +71,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServ
     """A server that keeps what is created, and removes what belonged to what is gone."""
     store = Store()
     store.create("namespaces", {"metadata": {"name": "team"}})
-    api = ApiServer(store, "team", lambda *_: pytest.fail("no logs"), lambda _: "")
+    api = ApiServer(store, "team", lambda *_: pytest.fail("no logs"))
     api.tokens["a-token"] = documented_role()
     loop = Loop(store, [GarbageCollector(store).run])
     monkeypatch.setenv("KUBECONFIG", str(write_config(tmp_path, api.url, namespace="team")))
@@ -364,8 +364,7 @@ def test_what_may_have_been_created_is_named_when_nobody_can_be_asked(
     cluster: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def after() -> None:
-        if seen[-1] == "POST jobs demo" and seen.count("POST jobs demo") == 1:
-            cluster.faults.failures.append(Failure(503, 1 << 30, lambda *_: True, 0))
+        if "POST jobs demo" in seen:
             raise LOST
 
     seen = disturb(monkeypatch, after=after)
@@ -388,17 +387,17 @@ def test_what_an_interrupted_launch_cannot_remove_is_named(
     assert "jobs/demo" in left(cluster)
 
 
-def test_without_jobsets_in_the_cluster_it_is_told(cluster: ApiServer) -> None:
-    cluster.jobsets = False
-    with pytest.raises(LaunchError, match="has no JobSets; launch without jobset=True, or have"):
-        create(launcher(jobset=True))
-    assert nothing_is_left(cluster)
-
-
-def test_a_run_is_found_again_by_a_launcher_that_was_made_by_hand(cluster: ApiServer) -> None:
-    create(launcher())
+@pytest.mark.parametrize("restart", [None, "on_failure"])
+def test_a_run_is_found_again_by_a_launcher_that_was_made_by_hand(
+    cluster: ApiServer, restart: str | None
+) -> None:
+    chosen = launcher()
+    chosen.start(plan_of(chosen, restart), LaunchOptions())
     program = launcher().attach("demo")
     assert program.plan.launcher == "HastyLauncher"
+    # So it is known whether the loss of the supervisor is the end.
+    moves = {each.restart.outlives_host for each in program.plan.executables}
+    assert moves == {restart is not None}
     program.stop()
     assert nothing_is_left(cluster)
 

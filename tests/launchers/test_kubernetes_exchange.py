@@ -4,38 +4,36 @@ import contextlib
 import errno
 import itertools
 import json
+import logging
 import math
 import os
 import random
-import selectors
 import signal
 import socket
 import ssl
 import sys
 import threading
-import time
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
 
 import courier
-from launchers._elsewhere import StopSignals
-from launchers._kubernetes.exchange import Caller, Exchange, Line
-from launchers._kubernetes.fleet import PodFleet, _Return
-from launchers._kubernetes.order import read_trust
-from launchers._kubernetes.supervise import _Pace, _Supervision
-from launchers._kubernetes.timing import Timing
-from launchers._trust import Authority
-from launchers.host import pod as pod_module
 from launchers.host.agent import _PodLog
-from launchers.host.pod import MAX_GREETING_BYTES, MAY_COME_BACK, Pump, _part
-from launchpad_lite._events import Start
+from launchers.host.pod import MAX_GREETING_BYTES, MAY_COME_BACK
+from launchers.hosts.elsewhere import StopSignals
+from launchers.hosts.trust import Authority
+from launchers.kubernetes._exchange import PodExchange, PodLine
+from launchers.kubernetes._fleet import PodFleet, _Return
+from launchers.kubernetes._order import read_trust
+from launchers.kubernetes._supervise import _Pace, _Supervision
+from launchers.kubernetes._timing import Timing
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import NodeStatus
+from launchpad_lite.life.events import Start
 from launchpad_lite.testing import poll_until
 from tests.launchers.pods import Pod, write_trust
 
@@ -52,8 +50,8 @@ def trust(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def exchanging(trust: Path, *options: Any) -> Iterator[Exchange]:
-    exchange = Exchange(read_trust(trust), 0, *options)
+def exchanging(trust: Path, *options: Any) -> Iterator[PodExchange]:
+    exchange = PodExchange(read_trust(trust), 0, *options)
     yield exchange
     assert exchange._thread.is_alive(), "it failed"
     exchange.close()
@@ -61,24 +59,24 @@ def exchanging(trust: Path, *options: Any) -> Iterator[Exchange]:
 
 
 @pytest.fixture
-def exchange(trust: Path) -> Iterator[Exchange]:
+def exchange(trust: Path) -> Iterator[PodExchange]:
     with exchanging(trust) as exchange:
         yield exchange
 
 
-def dial(exchange: Exchange, tls: courier.TlsCredentials) -> ssl.SSLSocket:
+def dial(exchange: PodExchange, tls: courier.TlsCredentials) -> ssl.SSLSocket:
     connection = socket.create_connection(("127.0.0.1", exchange.port), timeout=30)
     return tls.client_context().wrap_socket(connection)
 
 
-def greet(exchange: Exchange, trust: Path, host: str, **fields: str) -> ssl.SSLSocket:
+def greet(exchange: PodExchange, trust: Path, host: str) -> ssl.SSLSocket:
     """What a pod does first, without the pod."""
     connection = dial(exchange, read_trust(trust))
-    connection.sendall(json.dumps({"host": host, **fields}).encode() + b"\n")
+    connection.sendall(json.dumps({"host": host}).encode() + b"\n")
     return connection
 
 
-def close(line: Line) -> None:
+def close(line: PodLine) -> None:
     line.terminate()
     line.wait(30)
     for stream in (line.stdin, line.stdout, line.stderr):
@@ -86,25 +84,47 @@ def close(line: Line) -> None:
         stream.close()
 
 
-def say(line: Line, data: bytes) -> None:
+def say(line: PodLine, data: bytes) -> None:
     assert line.stdin is not None
     line.stdin.write(data)
 
 
-def drain(line: Line) -> None:
+def framed(data: bytes) -> bytes:
+    """A piece as it is on the link."""
+    return len(data).to_bytes(4, "big") + data
+
+
+def heard(pod: socket.socket) -> bytes:
+    """The next piece that a pod gets; nothing at the end."""
+    head = received(pod, 4)
+    return received(pod, int.from_bytes(head, "big"))
+
+
+def received(pod: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size and (piece := pod.recv(size - len(found))):
+        found += piece
+    return found
+
+
+def read_all(stream: IO[bytes]) -> bytes:
+    return b"".join(iter(lambda: stream.read(1 << 16), b""))
+
+
+def drain(line: PodLine) -> None:
     """Says that nothing more comes."""
     assert line.stdin is not None
     line.stdin.close()
 
 
-def works(exchange: Exchange, trust: Path, host: str = "run-a-0") -> bool:
+def works(exchange: PodExchange, trust: Path, host: str = "run-a-0") -> bool:
     """Tells whether a pod is let in."""
     line = exchange.expect(host)
     assert line.stdout is not None
     with greet(exchange, trust, host) as pod:
         say(line, b"ping")
-        there = pod.recv(10)
-        pod.sendall(b"pong")
+        there = heard(pod)
+        pod.sendall(framed(b"pong"))
         here = line.stdout.read(10)
     assert line.wait(30) == 255
     close(line)
@@ -121,31 +141,28 @@ def is_refused(connection: socket.socket) -> bool:
         return True
 
 
-def test_a_pod_may_call_before_it_is_expected_and_tells_who_it_is(
-    exchange: Exchange, trust: Path
-) -> None:
-    with greet(exchange, trust, "run-a-0", pod="run-a-0-x7", node="machine-3") as pod:
-        poll_until(lambda: exchange.caller("run-a-0").node)
-        assert exchange.caller("run-a-0") == Caller("run-a-0", "run-a-0-x7", "machine-3")
+def test_a_pod_may_call_before_it_is_expected(exchange: PodExchange, trust: Path) -> None:
+    with greet(exchange, trust, "run-a-0") as pod:
+        poll_until(lambda: "run-a-0" in exchange._served)
         line = exchange.expect("run-a-0")
         say(line, b"welcome")
-        assert pod.recv(10) == b"welcome"
+        assert heard(pod) == b"welcome"
         close(line)
-        assert pod.recv(10) == b""
+        assert is_refused(pod)
 
 
-def without_tls(exchange: Exchange, trust: Path) -> socket.socket:
+def without_tls(exchange: PodExchange, trust: Path) -> socket.socket:
     return socket.create_connection(("127.0.0.1", exchange.port))
 
 
-def without_certificate(exchange: Exchange, trust: Path) -> socket.socket:
+def without_certificate(exchange: PodExchange, trust: Path) -> socket.socket:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.load_verify_locations(str(trust / "authority.pem"))
     return context.wrap_socket(socket.create_connection(("127.0.0.1", exchange.port)))
 
 
-def of_another_run(exchange: Exchange, trust: Path) -> socket.socket:
+def of_another_run(exchange: PodExchange, trust: Path) -> socket.socket:
     """It knows our authority, which is no secret, but has nothing of it."""
     ours, other = read_trust(trust), Authority("pods").issue("run")
     tls = courier.TlsCredentials(
@@ -156,7 +173,7 @@ def of_another_run(exchange: Exchange, trust: Path) -> socket.socket:
 
 @pytest.mark.parametrize("call", [without_tls, without_certificate, of_another_run])
 def test_who_does_not_belong_to_the_run_is_refused(
-    exchange: Exchange, trust: Path, call: Callable[[Exchange, Path], socket.socket]
+    exchange: PodExchange, trust: Path, call: Callable[[PodExchange, Path], socket.socket]
 ) -> None:
     line = exchange.expect("run-a-0")
     with call(exchange, trust) as stranger:
@@ -170,7 +187,7 @@ def test_who_does_not_belong_to_the_run_is_refused(
 def test_a_pod_does_not_speak_with_the_supervisor_of_another_run(
     tmp_path: Path, trust: Path
 ) -> None:
-    exchange = Exchange(Authority("pods").issue("run"), 0)
+    exchange = PodExchange(Authority("pods").issue("run"), 0)
     line = exchange.expect("run-a-0")
     pod = Pod("run-a-0", tmp_path, trust, exchange.port, wait_s=0.5)
     assert pod.end() == 1
@@ -179,7 +196,7 @@ def test_a_pod_does_not_speak_with_the_supervisor_of_another_run(
     exchange.close()
 
 
-def test_a_greeting_that_is_none_does_no_harm(exchange: Exchange, trust: Path) -> None:
+def test_a_greeting_that_is_none_does_no_harm(exchange: PodExchange, trust: Path) -> None:
     nested, digits = (each * (MAX_GREETING_BYTES - 1) + b"\n" for each in (b"[", b"9"))
     texts = (b"\n", b"host\n", b"\xff\xfe\n", b'"run-a-0"\n')
     objects = (b'{"host": 3}\n', b'{"pod": "run-a-0"}\n')
@@ -202,62 +219,39 @@ def test_who_does_not_say_who_it_is_in_time_is_refused(trust: Path) -> None:
         assert is_refused(silent)
 
 
-def test_who_has_said_who_it_is_may_be_expected_late(trust: Path) -> None:
-    now = [0.0]
-    with (
-        exchanging(trust, PATIENT, lambda: now[0]) as exchange,
-        greet(exchange, trust, "run-b-0") as parked,
-        socket.create_connection(("127.0.0.1", exchange.port)) as silent,
-    ):
-        poll_until(lambda: exchange._parked and exchange._strangers)
-        now[0] += 301.0
-        exchange.give_up("run-of-nobody")  # has it look at its clock
-        assert is_refused(silent)
-        line = exchange.expect("run-b-0")
-        say(line, b"welcome")
-        assert parked.recv(10) == b"welcome"
-        close(line)
-
-
-def test_when_files_run_out_the_exchange_pauses_and_goes_on(
-    trust: Path, monkeypatch: pytest.MonkeyPatch
+def test_when_files_run_out_the_exchange_goes_on(
+    trust: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with exchanging(trust, Timing(exhausted_s=0.1)) as exchange:
+    with exchanging(trust) as exchange:
         accept, refused = socket.socket.accept, []
 
         def refuse(self: socket.socket) -> Any:
-            if self is exchange._listener:
-                refused.append(time.monotonic())
+            if self is exchange._listener and not refused:
+                refused.append(True)
                 raise OSError(errno.EMFILE, "too many open files")
             return accept(self)
 
         monkeypatch.setattr(socket.socket, "accept", refuse)
-        with socket.create_connection(("127.0.0.1", exchange.port)):
-            poll_until(lambda: len(refused) >= 3)
-        monkeypatch.undo()
-        assert min(later - at for at, later in itertools.pairwise(refused)) > 0.09
-        assert works(exchange, trust)
+        with caplog.at_level(logging.CRITICAL, "asyncio"):
+            assert works(exchange, trust)
+        assert refused
 
 
 def test_what_was_said_last_arrives_though_the_pod_has_more_to_say(trust: Path) -> None:
     with exchanging(trust, PATIENT) as exchange:
         line = exchange.expect("run-a-0")
         with greet(exchange, trust, "run-a-0") as pod:
-            pod.setblocking(False)
-            # More than anybody takes in.
-            with contextlib.suppress(ssl.SSLWantWriteError):
-                while True:
-                    pod.send(bytes(1 << 16))
+            pod.settimeout(0.3)
+            with contextlib.suppress(TimeoutError):
+                while True:  # more than anybody takes in
+                    pod.sendall(framed(bytes(1 << 16)))
             say(line, b"quit")
             drain(line)
-            pod.setblocking(True)
             pod.settimeout(30)
-            assert pod.recv(10) == b"quit"
-            # An end, and no reset.
-            assert pod.recv(10) == b""
+            assert heard(pod) == b"quit"
+            assert heard(pod) == b""
             assert not line._ended.is_set()
         assert line.wait(30) == 255
-        assert not exchange._parting
         close(line)
 
 
@@ -267,11 +261,48 @@ def test_a_pod_that_does_not_end_its_side_is_not_waited_for_without_end(trust: P
         with greet(exchange, trust, "run-a-0") as pod:
             drain(line)
             assert line.wait(30) == 255
-            assert pod.recv(1) == b""
+            assert heard(pod) == b""
         close(line)
 
 
-def test_a_pod_that_nobody_expects_does_no_harm(exchange: Exchange, trust: Path) -> None:
+@pytest.mark.parametrize("cut", [1000, 1 << 16, 1_000_000])
+def test_all_arrives_unchanged_both_ways_however_it_is_cut(
+    exchange: PodExchange, trust: Path, cut: int
+) -> None:
+    sent = [random.Random(cut + side).randbytes(700_000) for side in (0, 1)]
+    line = exchange.expect("run-a-0")
+
+    def speak() -> None:
+        for start in range(0, len(sent[0]), cut):
+            say(line, sent[0][start : start + cut])
+
+    with greet(exchange, trust, "run-a-0") as pod, ThreadPoolExecutor(2) as threads:
+        speaking = threads.submit(speak)
+        reading = threads.submit(read_all, line.stdout)
+        found = b""
+        while len(found) < len(sent[0]):
+            found += heard(pod)
+        speaking.result(30)
+        assert found == sent[0]
+        for start in range(0, len(sent[1]), cut):
+            pod.sendall(framed(sent[1][start : start + cut]))
+        pod.sendall(framed(b""))
+        assert reading.result(30) == sent[1]
+    close(line)
+
+
+def test_a_line_that_nobody_reads_ends(exchange: PodExchange, trust: Path) -> None:
+    line = exchange.expect("run-a-0")
+    assert line.stdout is not None
+    line.stdout.close()
+    with greet(exchange, trust, "run-a-0") as pod, contextlib.suppress(OSError):
+        for _ in range(100):
+            pod.sendall(framed(b"words"))
+    assert line.wait(30) == 255
+    close(line)
+
+
+def test_a_pod_that_nobody_expects_does_no_harm(exchange: PodExchange, trust: Path) -> None:
     with greet(exchange, trust, "run-of-nobody") as unknown:
         unknown.sendall(b"anything")
         assert works(exchange, trust)
@@ -285,54 +316,73 @@ def test_strangers_that_say_nothing_do_not_keep_pods_out(trust: Path) -> None:
         assert works(exchange, trust)
 
 
-def test_a_pod_may_go_while_its_successor_comes(
-    exchange: Exchange, trust: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_pod_that_calls_under_the_name_of_another_takes_its_place(
+    exchange: PodExchange, trust: Path
 ) -> None:
-    released, read = threading.Event(), Caller.read
+    with greet(exchange, trust, "run-a-0") as old:
+        poll_until(lambda: "run-a-0" in exchange._served)
+        with greet(exchange, trust, "run-a-0") as new:
+            assert is_refused(old)
+            line = exchange.expect("run-a-0")
+            say(line, b"new")
+            assert heard(new) == b"new"
+            with greet(exchange, trust, "run-a-0"):
+                assert line.wait(30) == 255
+                assert line.stderr is not None
+                assert line.stderr.read() == b"another pod has called in its place"
+            close(line)
 
-    def read_late(line: bytes) -> Caller:
-        caller = read(line)
-        if caller.pod == "slow":
-            released.wait(60)
-        return caller
 
-    monkeypatch.setattr(Caller, "read", staticmethod(read_late))
-    tls = read_trust(trust)
-    with greet(exchange, trust, "run-a-0") as old, dial(exchange, tls) as new:
-        poll_until(lambda: exchange._parked)
-        poll_until(lambda: any(each.is_proved for each in list(exchange._strangers)))
-        with greet(exchange, trust, "run-b-0", pod="slow"):
-            poll_until(lambda: any(each.greeting for each in list(exchange._strangers)))
-            # While the exchange is held up; it sees both in its next look.
-            new.sendall(b'{"host": "run-a-0", "pod": "new"}\n')
-            old.close()
-            released.set()
-            poll_until(lambda: exchange.caller("run-a-0").pod == "new")
-        line = exchange.expect("run-a-0")
-        say(line, b"new")
-        assert new.recv(10) == b"new"
+def end(pod: ssl.SSLSocket) -> None:
+    pod.sendall(framed(b""))
+
+
+@pytest.mark.parametrize(
+    ("leave", "reason"),
+    [(end, "its agent has ended"), (ssl.SSLSocket.close, "its pod has closed the connection")],
+)
+def test_a_line_says_why_it_ended(
+    exchange: PodExchange, trust: Path, leave: Callable[[ssl.SSLSocket], None], reason: str
+) -> None:
+    line = exchange.expect("run-a-0")
+    assert line.stderr is not None
+    with greet(exchange, trust, "run-a-0") as pod:
+        say(line, b"words")
+        assert heard(pod) == b"words"
+        leave(pod)
+        assert read_all(line.stderr).decode().startswith(reason)
+    close(line)
+
+
+def test_pods_that_are_waited_for_are_known(exchange: PodExchange, trust: Path) -> None:
+    lines = [exchange.expect(f"run-{name}-0") for name in "ba"]
+    poll_until(lambda: exchange.awaited == ("run-a-0", "run-b-0"))
+    with greet(exchange, trust, "run-a-0"), greet(exchange, trust, "run-c-0"):
+        poll_until(lambda: exchange.awaited == ("run-b-0",))
+    for line in lines:
         close(line)
+    assert exchange.awaited == ()
 
 
 def test_lines_that_end_while_much_comes_take_nothing_from_others(
-    exchange: Exchange, trust: Path
+    exchange: PodExchange, trust: Path
 ) -> None:
     """Descriptors of a line that has ended are soon those of another one."""
     for index in range(12):
         line = exchange.expect("run-a-0")
         with greet(exchange, trust, "run-a-0") as pod:
-            pod.sendall(bytes(50_000))
+            pod.sendall(framed(bytes(50_000)))
             line.terminate()
             other = exchange.expect(f"run-b-{index}")
             say(other, b"not lost")
             close(line)
             with greet(exchange, trust, other.host) as neighbour:
-                assert neighbour.recv(10) == b"not lost"
+                assert heard(neighbour) == b"not lost"
             close(other)
 
 
 def test_an_exchange_that_was_closed_expects_nobody(trust: Path) -> None:
-    exchange = Exchange(read_trust(trust), 0)
+    exchange = PodExchange(read_trust(trust), 0)
     waiting = exchange.expect("run-a-0")
     exchange.close()
     exchange.close()
@@ -348,7 +398,7 @@ def open_files() -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_pods_that_come_and_go_leave_nothing_behind(exchange: Exchange, trust: Path) -> None:
+def test_pods_that_come_and_go_leave_nothing_behind(exchange: PodExchange, trust: Path) -> None:
     assert works(exchange, trust)
     files, threads = open_files(), threading.active_count()
     for _ in range(10):
@@ -356,8 +406,7 @@ def test_pods_that_come_and_go_leave_nothing_behind(exchange: Exchange, trust: P
         close(exchange.expect("run-c-0"))
         with greet(exchange, trust, "run-b-0"):
             pass
-    poll_until(lambda: not exchange._parked)
-    # Fewer, if what came before had not quite gone when they were counted.
+        # Fewer, if what came before had not quite gone when they were counted.
     poll_until(lambda: open_files() <= files)
     assert threading.active_count() <= threads
 
@@ -365,33 +414,13 @@ def test_pods_that_come_and_go_leave_nothing_behind(exchange: Exchange, trust: P
 # A pod's side
 
 
-class Broken:
-    """A link whose other end has gone."""
-
-    def sendall(self, data: bytes) -> None:
-        raise ConnectionResetError(errno.ECONNRESET, "it was reset")
-
-
-@pytest.mark.parametrize("where", ["link", "agent"])
 def test_a_pod_that_cannot_begin_may_be_followed_by_another(
-    tmp_path: Path, trust: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    tmp_path: Path, trust: Path, exchange: PodExchange
 ) -> None:
-    def refuse(*args: object, **options: object) -> None:
-        raise BlockingIOError(errno.EAGAIN, "it is full")
-
-    before = signal.getsignal(signal.SIGTERM)
-    ours, theirs = socket.socketpair()
-    monkeypatch.setattr(pod_module, "__file__", str(trust / "pod.py"))
-    monkeypatch.setattr(pod_module, "_dial", lambda *_: Broken() if where == "link" else ours)
-    monkeypatch.setattr(pod_module, "subprocess", types.SimpleNamespace(Popen=refuse, PIPE=-1))
-    monkeypatch.setenv("LAUNCHPAD_SUPERVISOR", "nobody:1")
-    monkeypatch.setenv("LAUNCHPAD_WAIT_S", "1")
-    try:
-        with ours, theirs, pytest.raises(SystemExit) as caught:
-            pod_module.main("")
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert caught.value.code == MAY_COME_BACK
+    # Its agent cannot be started: there is no such interpreter.
+    pod = Pod("run-a-0", tmp_path, trust, exchange.port, first="import sys; sys.executable = '/no'")
+    assert pod.end() == MAY_COME_BACK
+    assert "the pod cannot begin its work" in pod.errors.read_text()
 
 
 # The output of a pod
@@ -425,200 +454,15 @@ def test_a_pods_log_that_cannot_be_written_is_given_up(pipe: tuple[int, int]) ->
     assert not len(log)
 
 
-def test_a_pod_does_not_wait_for_ever_for_a_supervisor_that_goes_on_to_speak() -> None:
-    here, there = socket.socketpair()
-    over = threading.Event()
-
-    def speak() -> None:
-        with contextlib.suppress(OSError):
-            while not over.wait(0.02):
-                there.send(b".")
-
-    def part() -> None:
-        with contextlib.suppress(OSError):
-            _part(here, within_s=0.3)  # type: ignore[arg-type]
-
-    speaker, parting = threading.Thread(target=speak), threading.Thread(target=part)
-    speaker.start()
-    parting.start()
-    parting.join(60)
-    is_waiting = parting.is_alive()
-    over.set()
-    speaker.join()
-    there.close()
-    parting.join()
-    assert not is_waiting
-
-
-# The pump
-
-
-class Pumps:
-    """Two pumps with a connection between them. A context manager; for one thread."""
-
-    def __init__(self, tls: courier.TlsCredentials) -> None:
-        here, there = socket.socketpair()
-        # Little is on its way at a time, so that either side has to wait for the other.
-        for end in (here, there):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-            end.setblocking(False)
-        sides = [
-            tls.client_context().wrap_socket(here, do_handshake_on_connect=False),
-            tls.server_context().wrap_socket(
-                there, server_side=True, do_handshake_on_connect=False
-            ),
-        ]
-        waiting = list(sides)
-        while waiting:
-            side = waiting.pop(0)
-            try:
-                side.do_handshake()
-            except ssl.SSLWantReadError:
-                waiting.append(side)
-        self.sides = sides
-        #: By side: where to write what is sent, and to read what is received.
-        self.ends: list[tuple[int, int]] = []
-        self.pumps = []
-        self._inner = []
-        for side in sides:
-            source, entry = os.pipe()
-            exit_, sink = os.pipe()
-            for descriptor in (source, entry, exit_, sink):
-                os.set_blocking(descriptor, False)
-            self.ends.append((entry, exit_))
-            self._inner += [source, sink]
-            self.pumps.append(Pump(side, source, sink))
-
-    def __enter__(self) -> "Pumps":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for side in self.sides:
-            side.close()
-        for descriptor in [*self._inner, *(each for pair in self.ends for each in pair)]:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-
-
-@given(
-    data=st.lists(
-        st.tuples(st.integers(0, 200_000), st.integers(0, 2**32)), min_size=2, max_size=2
-    ),
-    cuts=st.lists(st.integers(1, 100_000), min_size=1, max_size=20),
-)
-@settings(max_examples=12)
-def test_all_arrives_unchanged_both_ways_however_it_is_cut(
-    pump_tls: courier.TlsCredentials, data: list[tuple[int, int]], cuts: list[int]
-) -> None:
-    sent = [random.Random(seed).randbytes(size) for size, seed in data]
-    left, received = [memoryview(each) for each in sent], [bytearray(), bytearray()]
-    chance = random.Random(sum(cuts))
-    with Pumps(pump_tls) as pumps:
-        while any(left) or [*map(bytes, received)] != sent[::-1]:
-            side = chance.randrange(2)
-            entry, exit_ = pumps.ends[side]
-            size = chance.choice([*cuts, 1 << 16])
-            with contextlib.suppress(BlockingIOError):
-                left[side] = left[side][os.write(entry, left[side][:size]) :]
-            with contextlib.suppress(BlockingIOError):
-                received[side] += os.read(exit_, size)
-            pumps.pumps[side].move()
-            assert not pumps.pumps[side].is_over
-
-
-@pytest.fixture(scope="module")
-def pump_tls(trust: Path) -> courier.TlsCredentials:
-    return read_trust(trust)
-
-
-def test_what_a_pump_waits_for_is_what_it_lacks(pump_tls: courier.TlsCredentials) -> None:
-    """Moved only when something has come that it waits for, it carries all."""
-    sent = [random.Random(side).randbytes(2_000_000) for side in (0, 1)]
-    left, received = [memoryview(each) for each in sent], [bytearray(), bytearray()]
-    with Pumps(pump_tls) as pumps:
-        waits = [pump.move() for pump in pumps.pumps]
-        give_up_at = time.monotonic() + 60
-        while [*map(bytes, received)] != sent[::-1]:
-            assert time.monotonic() < give_up_at
-            for side, pump in enumerate(pumps.pumps):
-                entry, exit_ = pumps.ends[side]
-                with contextlib.suppress(BlockingIOError):
-                    left[side] = left[side][os.write(entry, left[side]) :]
-                with contextlib.suppress(BlockingIOError):
-                    received[side] += os.read(exit_, 1 << 16)
-                if _has_come(waits[side]):
-                    waits[side] = pump.move()
-        # Now there is nothing to do: it must not be called all the time.
-        waits = [pump.move() for pump in pumps.pumps]
-        assert not any(map(_has_come, waits))
-
-
-def _has_come(waits: Mapping[int, int]) -> bool:
-    with selectors.DefaultSelector() as selector:
-        for descriptor, events in waits.items():
-            selector.register(descriptor, events)
-        return bool(selector.select(0))
-
-
-def test_a_pump_ends_with_its_source_and_so_does_the_other(
-    pump_tls: courier.TlsCredentials,
-) -> None:
-    with Pumps(pump_tls) as pumps:
-        here, there = pumps.pumps
-        entry, _ = pumps.ends[0]
-        os.write(entry, b"the last words")
-        os.close(entry)
-        assert here.move() == {}
-        assert (here.is_over, here.is_drained) == (True, True)
-        pumps.sides[0].close()
-        assert there.move() == {}
-        assert (there.is_over, there.is_drained) == (True, False)
-        assert os.read(pumps.ends[1][1], 100) == b"the last words"
-
-
-def test_a_pump_ends_when_nobody_takes_what_comes(pump_tls: courier.TlsCredentials) -> None:
-    with Pumps(pump_tls) as pumps:
-        os.close(pumps.ends[1][1])
-        os.write(pumps.ends[0][0], b"words")
-        pumps.pumps[0].move()
-        pumps.pumps[1].move()
-        assert pumps.pumps[1].is_over
-
-
-def test_a_pump_leaves_others_their_turn(tmp_path: Path) -> None:
-    class Endless:
-        """Takes all that is sent, and says nothing."""
-
-        def __init__(self) -> None:
-            self.sent = 0
-
-        def send(self, data: bytes) -> int:
-            self.sent += 1
-            assert self.sent < 1000, "it continues for as long as there is something"
-            return len(data)
-
-        def recv(self, size: int) -> bytes:
-            raise ssl.SSLWantReadError
-
-        def fileno(self) -> int:
-            return -1
-
-    with Path("/dev/zero").open("rb") as source, (tmp_path / "sink").open("wb") as sink:
-        endless: Any = Endless()
-        pump = Pump(endless, source.fileno(), sink.fileno())
-        assert pump.move()[source.fileno()] == selectors.EVENT_READ
-        assert not pump.is_over
-
-
 # What the supervisor does
 
 
 def test_a_signal_is_for_the_program_as_soon_as_anything_of_it_may_run(
-    exchange: Exchange,
+    exchange: PodExchange,
 ) -> None:
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
     got: list[int] = []
-    starter: Any = types.SimpleNamespace(hosts=[], placement={}, release=lambda: None)
+    starter: Any = types.SimpleNamespace(hosts=[], placement={}, close=lambda: None)
     program: Any = types.SimpleNamespace(handle_signal=got.append)
     order: Any = types.SimpleNamespace(schedule_s=math.inf, begins_anew=True)
     try:
@@ -642,12 +486,12 @@ def nodes(count: int, state: str) -> list[NodeStatus]:
 
 def test_each_change_of_a_small_program_is_printed_and_what_does_not_change_seldom() -> None:
     pace = _Pace(100.0)
-    assert pace.allows(nodes(10, "starting"), 100.0)
-    assert not pace.allows(nodes(10, "starting"), 101.0)
+    assert pace.allows(nodes(10, "starting"), (), 100.0)
+    assert not pace.allows(nodes(10, "starting"), (), 101.0)
     for second in range(102, 112):
-        assert pace.allows(nodes(10, f"state {second}"), float(second))
-    assert not pace.allows(nodes(10, "state 111"), 140.0)
-    assert pace.allows(nodes(10, "state 111"), 142.0)
+        assert pace.allows(nodes(10, f"state {second}"), (), float(second))
+    assert not pace.allows(nodes(10, "state 111"), (), 140.0)
+    assert pace.allows(nodes(10, "state 111"), (), 142.0)
 
 
 @pytest.mark.parametrize("count", [1000, 20_000])
@@ -655,7 +499,9 @@ def test_a_large_program_whose_nodes_change_all_the_time_does_not_fill_the_log(c
     pace = _Pace(0.0)
     states = itertools.cycle([nodes(count, "up"), nodes(count, "restarting")])
     seconds, step = 1500, count // 200
-    printed = sum(pace.allows(next(states), float(second)) for second in range(0, seconds, step))
+    printed = sum(
+        pace.allows(next(states), (), float(second)) for second in range(0, seconds, step)
+    )
     # At first, at once; then as much as 500 bytes per second allow.
     assert 1 <= printed * 200 * count <= 1e6 + seconds * 500 + 200 * count
 
@@ -663,16 +509,16 @@ def test_a_large_program_whose_nodes_change_all_the_time_does_not_fill_the_log(c
 def test_the_last_change_is_printed_as_soon_as_there_is_room() -> None:
     pace = _Pace(0.0)
     at = 0.0
-    while pace.allows(nodes(1000, str(at)), at):
+    while pace.allows(nodes(1000, str(at)), (), at):
         at += 1.0
     last = nodes(1000, "the last")
-    assert not pace.allows(last, at)
-    poll = next(later for later in range(1, 1000) if pace.allows(last, at + later))
+    assert not pace.allows(last, (), at)
+    poll = next(later for later in range(1, 1000) if pace.allows(last, (), at + later))
     assert poll <= 400
-    assert not pace.allows(last, at + poll + 1)
+    assert not pace.allows(last, (), at + poll + 1)
 
 
-def test_between_two_attempts_to_take_a_pod_in_there_is_a_pause(exchange: Exchange) -> None:
+def test_between_two_attempts_to_take_a_pod_in_there_is_a_pause(exchange: PodExchange) -> None:
     attempts, pauses = [], []
 
     class Cancelled(threading.Event):
@@ -685,7 +531,7 @@ def test_between_two_attempts_to_take_a_pod_in_there_is_a_pause(exchange: Exchan
         raise LaunchError("it has gone")
 
     starter: Any = types.SimpleNamespace(
-        hosts=[], placement={}, release=lambda: None, readmit=readmit
+        hosts=[], placement={}, close=lambda: None, readmit=readmit
     )
     program, host = types.SimpleNamespace(), types.SimpleNamespace()
     fleet = PodFleet(starter, program, math.inf, exchange, lambda: False)  # type: ignore[arg-type]

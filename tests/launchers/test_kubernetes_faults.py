@@ -193,7 +193,7 @@ def test_nodes_of_a_machine_that_was_cut_off_come_back_with_it(kubernetes: Kuber
 # The launcher goes, or is not there
 
 _DIES = """
-    from launchers._kubernetes.client import Api
+    from launchers.kubernetes._client import Api
 
     create = Api.create
 
@@ -244,8 +244,8 @@ def test_pods_of_a_detached_run_do_not_wait_without_end_for_a_supervisor(
     kubernetes: KubernetesDesk,
 ) -> None:
     impatient = """
-        from launchers._kubernetes import objects
-        objects.LONGEST_BACKOFF_S = 0
+        from launchers.kubernetes import _objects
+        _objects.LONGEST_BACKOFF_S = 0
     """
     pods = kubernetes.pods(supervisor={"image": BARE_IMAGE})  # which it cannot run in
     options: dict[str, Any] = {"restart": "on_failure", "schedule_s": 2, "pods": pods}
@@ -296,7 +296,8 @@ def test_a_program_begins_anew_when_the_machine_of_its_supervisor_is_lost(
         notice_s=1,
         checkpoints=checkpoints(kubernetes, 0.2),
         pods=kubernetes.pods(store=_SECOND, caller=_SECOND),
-        how={"patient": True, "timing": {"stuck_s": 2.0}},
+        launcher_silence_s=8,
+        how={"patient": True, "timing": {"stuck_s": 2.0, "beat_s": 2}},
     )
     assert kubernetes.machine("supervisor") == "node-1"
     before = kubernetes.pod("supervisor")

@@ -43,22 +43,14 @@ def patched(patch: Any, **options: Any) -> dict[str, Any]:
     [
         ({"img": "x"}, r"'img' \(did you mean 'image'\?\); known are image, pull_policy"),
         ({"image": 7}, "image: a text, not 7"),
-        ({"image": " "}, "image: a text"),
-        ({"pull_policy": "always"}, "pull_policy: one of 'Always'"),
         ({"pull_secrets": "registry"}, "pull_secrets: a list, not 'registry'"),
-        ({"pull_secrets": [{"name": "r"}]}, r"pull_secrets\[0\]: the name of a Secret"),
-        ({"node_selector": {"gpu": True}}, r"node_selector\['gpu'\]: a text, not True"),
         ({"node_selector": ["gpu"]}, "node_selector: a dict"),
         ({"tolerations": {"key": "a"}}, "tolerations: a list"),
-        ({"tolerations": ["gpu"]}, r"tolerations\[0\]: a dict"),
-        ({"env": {"A": 1}}, r"env\['A'\]: a text, not 1; put it in quotes"),
-        ({"env": {"A=B": "1"}}, r"env\['A=B'\]: no name of a variable"),
-        ({"env": {"LAUNCHPAD_POD": "1"}}, "names that begin with LAUNCHPAD_"),
-        ({"env": {"A": {"valueFrom": {}}}}, r"env\['A'\]: a dict with one of configMapKeyRef"),
+        ({"env": {"A": {1}}}, "env.A: a text, number, True"),
+        ({"env": {"LAUNCHPAD_WAIT_S": "1"}}, "names that begin with LAUNCHPAD_"),
         ({"run_as_user": -1}, "run_as_user: the number of a user"),
         ({"run_as_user": True}, "run_as_user: the number of a user"),
         ({"volumes": []}, "volumes: a dict, not"),
-        ({"volumes": {"Data": {"emptyDir": {}, "mount": "/d"}}}, "lower-case letters"),
         ({"volumes": {"trust": {"emptyDir": {}, "mount": "/d"}}}, "the launcher's own"),
         ({"volumes": {"d": {"emptyDir": {}}}}, r"volumes\['d'\]: mount: an absolute path"),
         ({"volumes": {"d": {"emptyDir": {}, "mount": "d"}}}, "mount: an absolute path"),
@@ -67,10 +59,6 @@ def patched(patch: Any, **options: Any) -> dict[str, Any]:
         ({"volumes": {"d": {"emptyDir": {}, "secret": {}, "mount": "/d"}}}, "exactly one source"),
         ({"volumes": {"d": {"emptyDir": None, "mount": "/d"}}}, "emptyDir: a dict, not None"),
         ({"volumes": {"d": "claim"}}, r"volumes\['d'\]: expected Volume or a dict, got 'claim'"),
-        (
-            {"volumes": {n: {"emptyDir": {}, "mount": "/d"} for n in "ab"}},
-            r"volumes\['b'\]: volumes\['a'\] is mounted at /d, too",
-        ),
         ({"patch": []}, "patch: a dict"),
         ({"patch": {"containers": []}}, "a pod template has metadata and spec, not 'containers'"),
         ({"patch": {"spec": []}}, "patch.spec: a dict, not"),
@@ -95,8 +83,8 @@ def test_wrong_options_are_told_with_where_they_stand(given: Any, message: str) 
 
 
 def test_all_wrong_options_are_told_together() -> None:
-    with pytest.raises(ValueError, match=r"image: .*; env\['A'\]: .*; patch\.spec: "):
-        PodOptions.of({"image": 1, "env": {"A": 1}, "patch": {"spec": 1}})
+    with pytest.raises(ValueError, match=r"image: .*; env: .*; patch\.spec: "):
+        PodOptions.of({"image": 1, "env": ["A"], "patch": {"spec": 1}})
     with pytest.raises(TypeError, match="expected PodOptions or a dict, got 'python:3'"):
         PodOptions.of("python:3")  # type: ignore[arg-type]
 

@@ -4,108 +4,36 @@ from typing import Any
 
 import pytest
 
-from launchers._kubernetes.names import Names
-from launchers._kubernetes.reasons import (
-    Sight,
+from launchers.kubernetes._reasons import (
     explained,
     failure_of,
     has_ended,
     is_over,
     is_running,
     loss_of,
-    named,
     remaining,
     supervisor_end,
-    supervisor_loss,
     wait_of,
     wait_of_job,
     waiting_lines,
 )
-from launchpad_lite._result import Restart
+from launchers.kubernetes._sight import Sight
 from launchpad_lite.launching import NodeFailure, Outcome, ProgramResult
-
-NAMES = Names.of("demo", ["actor", "learner"], "demo-x2x4z")
-RUN = NAMES.run
-
-
-def pod(
-    host: str = f"{RUN}-actor-0",
-    *,
-    phase: str = "Pending",
-    state: dict[str, Any] | None = None,
-    conditions: tuple[dict[str, Any], ...] = (),
-    container: str = "node",
-    memory: str | None = "64Mi",
-    uid: str | None = None,
-    deleted: bool = False,
-    created: str = "2026-01-01T00:00:00Z",
-    **status: Any,
-) -> dict[str, Any]:
-    role = "supervisor" if container == "supervisor" else "node"
-    limits = {"memory": memory} if memory else {}
-    return {
-        "kind": "Pod",
-        "metadata": {
-            "name": f"{host}-abcde",
-            "uid": uid or host,
-            "labels": {"launchpad-lite/run": RUN, "launchpad-lite/role": role},
-            "creationTimestamp": created,
-            **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleted else {}),
-        },
-        "spec": {
-            "hostname": host,
-            "nodeName": "machine-1",
-            "containers": [{"name": container, "resources": {"limits": limits}}],
-        },
-        "status": {
-            "phase": phase,
-            "conditions": list(conditions),
-            "containerStatuses": [{"name": container, "state": state or {}}],
-            **status,
-        },
-    }
-
-
-def waiting(reason: str, message: str = "") -> dict[str, Any]:
-    return {"waiting": {"reason": reason, "message": message}}
-
-
-def terminated(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]:
-    return {"terminated": {"exitCode": code, "reason": reason, "message": message}}
-
-
-def condition(
-    kind: str, status: str, reason: str, message: str = "", **more: str
-) -> dict[str, Any]:
-    return {"type": kind, "status": status, "reason": reason, "message": message, **more}
-
-
-def running(host: str = f"{RUN}-actor-0", **fields: Any) -> dict[str, Any]:
-    return pod(host, phase="Running", state={"running": {}}, **fields)
-
-
-def ended(code: int, reason: str = "Error", message: str = "", **fields: Any) -> dict[str, Any]:
-    return pod(phase="Failed", state=terminated(code, reason, message), **fields)
-
-
-def disrupted(why: str, text: str = "", **fields: Any) -> dict[str, Any]:
-    return pod(conditions=(condition("DisruptionTarget", "True", why, text),), **fields)
-
-
-def ready(status: str, since: str) -> dict[str, Any]:
-    """Returns a pod that runs, whose machine has said since then how it is."""
-    return running(conditions=(condition("Ready", status, "", lastTransitionTime=since),))
-
-
-def event(about: str, reason: str, message: str, name: str = "e") -> dict[str, Any]:
-    return {
-        "kind": "Event",
-        "metadata": {"name": name, "uid": name},
-        "involvedObject": {"name": about},
-        "reason": reason,
-        "message": message,
-    }
-
+from launchpad_lite.life.result import Restart
+from tests.launchers.kubernetes_seen import (
+    NAMES,
+    RUN,
+    condition,
+    disrupted,
+    ended,
+    event,
+    job,
+    pod,
+    ready,
+    running,
+    terminated,
+    waiting,
+)
 
 FIRST, EARLIER, LATER = (f"2026-01-01T00:00:{s}Z" for s in ("00", "10", "20"))
 UNSCHEDULABLE = condition(
@@ -151,15 +79,6 @@ MOUNT = event("p", "FailedMount", "no such claim")
 )
 def test_what_a_pod_waits_for(one: Any, events: Any, expected: str | None) -> None:
     assert wait_of(one, events) == expected
-
-
-def job(name: str = f"{RUN}-actor", *conditions: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    return {
-        "kind": "Job",
-        "metadata": {"name": name, "uid": name, "labels": fields.pop("labels", {})},
-        "spec": {"parallelism": 2, **fields.pop("spec", {})},
-        "status": {"conditions": list(conditions), **fields},
-    }
 
 
 QUOTA = event(f"{RUN}-actor", "FailedCreate", 'pods "x" is forbidden: exceeded quota')
@@ -261,6 +180,7 @@ FAILED = condition("Failed", "True", "BackoffLimitExceeded", "Job has reached it
             job(RUN, condition("Failed", "True", "DeadlineExceeded", "too long")),
             "its supervisor never began: DeadlineExceeded: too long",
         ),
+        (None, job(RUN, FAILED, failed=1), "its supervisor's pod is gone; it left no result"),
         (
             pod(RUN, container="supervisor", phase="Failed", state=terminated(137, "OOMKilled")),
             job(RUN, FAILED),
@@ -286,10 +206,8 @@ def test_lines_name_some_nodes_and_count_the_others() -> None:
     many = [f"actor[{i}]" for i in range(50)]
     assert waiting_lines({"X: y": ["learner[0]"], "Z": many}) == [
         "learner[0] waits: X: y",
-        "actor[0], actor[1], actor[2] and 47 more wait: Z",
+        "actor[0], actor[1], actor[2], actor[3] and 46 more wait: Z",
     ]
-    assert named(many[:4]) == "actor[0], actor[1], actor[2], actor[3]"
-    assert named([]) == ""
 
 
 def test_what_remains_says_on_which_machine() -> None:
@@ -444,7 +362,7 @@ def test_a_machine_that_was_away_for_a_moment_is_no_reason_for_a_later_end(
     seen.take_in("MODIFIED", ready("False", EARLIER))
     assert "which is lost" in seen.losses[host][0]
     seen.take_in("MODIFIED", ready("True", LATER))
-    assert not seen.losses[host]
+    assert host not in seen.losses
     assert seen.interruption("SIGTERM to actor[0]") == "SIGTERM to actor[0]"
     seen.take_in("MODIFIED", end)
     assert seen.losses.get(host, []) == expected
@@ -452,32 +370,15 @@ def test_a_machine_that_was_away_for_a_moment_is_no_reason_for_a_later_end(
 
 def test_a_pod_that_its_machine_has_seen_well_all_the_time_is_not_lost() -> None:
     seen, host = sight(), f"{RUN}-actor-0"
-    away = {
-        **event(f"{host}-abcde", "NodeNotReady", "Node is not ready"),
-        "lastTimestamp": EARLIER,
-    }
+    away = event(f"{host}-abcde", "NodeNotReady", "Node is not ready")
     seen.take_in("ADDED", ready("True", FIRST))
-    seen.take_in("ADDED", away)
+    seen.take_in("ADDED", {**away, "lastTimestamp": EARLIER})
     assert "which is lost" in seen.losses[host][0]
-    seen.take_in("MODIFIED", ready("True", FIRST))
-    assert seen.losses[host]  # what came late of it is no sign of its return
     seen.take_in("MODIFIED", ready("False", EARLIER))
     seen.take_in("MODIFIED", ready("True", FIRST))
-    assert not seen.losses[host]
-    seen.take_in("ADDED", away)
-    seen.take_in("MODIFIED", ready("True", FIRST))
-    assert not seen.losses[host]
+    assert host not in seen.losses
     seen.take_in("MODIFIED", {**away, "lastTimestamp": LATER})
     assert "which is lost" in seen.losses[host][0]
-
-
-def test_the_loss_of_a_supervisors_machine_is_told_as_the_cluster_knows_it() -> None:
-    given_up = condition("DisruptionTarget", "True", "DeletionByTaintManager")
-    one = pod(RUN, container="supervisor", phase="Running", deleted=True, conditions=(given_up,))
-    assert supervisor_loss(one, []) == (
-        f"the machine machine-1 of its supervisor is lost: its pod {RUN}-abcde was ended because its "
-        "machine is not ready or may not be used"
-    )
 
 
 def test_the_newest_supervisor_counts() -> None:
@@ -568,3 +469,29 @@ def test_a_result_says_what_the_cluster_knows_of_lost_pods() -> None:
         f"its pod {host} was evicted",
         f"its pod {host} was killed: out of memory (limit 64Mi)",
     ]
+
+
+def test_a_loss_may_be_due_to_the_machine_of_the_supervisor() -> None:
+    result = ProgramResult(Outcome.FAILED, (lost("h1"), lost("h2")))
+    found = explained(result, {"h1": ["was evicted"]}, lambda _: "machine-7", "machine-1")
+    assert [each.summary for each in found.failures] == [
+        "its pod h1 was evicted",
+        "its connection broke (the machine machine-1 of its supervisor was away)",
+    ]
+
+
+def test_how_nodes_are_is_told_of_their_pods_while_the_supervisor_says_nothing() -> None:
+    seen = sight()
+    seen.take_in("ADDED", running(f"{RUN}-actor-0"))
+    seen.take_in("ADDED", pod(f"{RUN}-actor-1", conditions=(UNSCHEDULABLE,)))
+    found = [(each.name, each.state, each.waits_for) for each in seen.status()]
+    why = "Unschedulable: 2 Insufficient example.com/gpu."
+    assert found[:2] == [("actor[0]", "starting", ""), ("actor[1]", "pending", why)]
+    seen.take_in("ADDED", job(RUN, FAILED, failed=1))
+    assert [each.state for each in seen.status()] == ["starting", "ended", "ended"]
+
+
+def test_a_supervisor_whose_pod_was_deleted_says_so_though_it_ended_as_it_was_told() -> None:
+    seen = sight()
+    seen.take_in("ADDED", ended(1, host=RUN, container="supervisor", deleted=True))
+    assert seen.interruption("SIGTERM") == f"SIGTERM: its supervisor's pod {RUN}-abcde was deleted"

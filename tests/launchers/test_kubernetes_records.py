@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, strategies as st
 
 from courier import ExceptionReport, RemoteError
-from launchers._kubernetes.records import (
-    End,
+from launchers.hosts.elsewhere import ProgramEnd
+from launchers.kubernetes._records import (
     Note,
-    Output,
+    PrintedRecord,
     Record,
     RecordReader,
     RecordWriter,
-    Status,
+    StatusRecord,
     Up,
 )
-from launchpad_lite._result import Restart
 from launchpad_lite.launching import NodeFailure, NodeStatus, Outcome, ProgramResult
+from launchpad_lite.life.result import Restart
 
 KEY = b"k" * 32
 NODES = ("actor[0]", "actor[11]", "two words[3]", "schüler[0]")
@@ -57,14 +57,16 @@ def read(lines: Iterable[str], reader: RecordReader | None = None) -> list[Recor
 
 
 def output_of(records: Iterable[Record], node: str) -> bytes:
-    return b"".join(each.data for each in records if isinstance(each, Output) and each.node == node)
+    return b"".join(
+        each.data for each in records if isinstance(each, PrintedRecord) and each.node == node
+    )
 
 
 def failure(error: Exception) -> NodeFailure:
     return NodeFailure.of_exception("actor[0]", "demo-actor-0", ExceptionReport.of(error))
 
 
-def an_end(*failures: NodeFailure) -> End:
+def an_end(*failures: NodeFailure) -> ProgramEnd:
     first = dataclasses.replace(
         failure(ValueError("no such level", 7)),
         is_consequence=True,
@@ -75,7 +77,7 @@ def an_end(*failures: NodeFailure) -> End:
     )
     lost = NodeFailure("actor[1]", "demo-actor-1", "its host is lost", host_lost=True)
     exited = NodeFailure.of_exit("actor[2]", "h", -9, last_output="\udcff text\n", peak_mib=3.0)
-    return End(
+    return ProgramEnd(
         ProgramResult(
             Outcome.FAILED,
             failures or (first, lost, exited),
@@ -88,7 +90,7 @@ def an_end(*failures: NodeFailure) -> End:
     )
 
 
-def without_parcels(end: End) -> End:
+def without_parcels(end: ProgramEnd) -> ProgramEnd:
     def strip(each: NodeFailure) -> NodeFailure:
         report = each.report and dataclasses.replace(each.report, parcel=None)
         restarts = tuple(
@@ -102,7 +104,7 @@ def without_parcels(end: End) -> End:
 
 
 def comparable(record: Record) -> Record:
-    return without_parcels(record) if isinstance(record, End) else record
+    return without_parcels(record) if isinstance(record, ProgramEnd) else record
 
 
 @given(
@@ -137,8 +139,8 @@ def test_any_output_arrives_as_it_was_printed(printed: list[tuple[str, bytes]]) 
 
 def test_a_line_of_any_length_is_given_without_its_end_and_not_cut_within_a_character() -> None:
     with Log() as log:
-        log.writer.out("actor[0]", b"")
-        log.writer.out("actor[0]", "€".encode() * 10_000)
+        log.writer.show("actor[0]", b"\n")
+        log.writer.show("actor[0]", "€".encode() * 10_000 + b"\n")
         for line in log.data().split(b"\n"):
             line.decode()
         assert output_of(read(log.lines()), "actor[0]") == b"\n" + "€".encode() * 10_000 + b"\n"
@@ -166,7 +168,7 @@ def test_a_log_that_is_read_again_from_anywhere_counts_once(looks: list[tuple[in
 def test_lines_that_are_missing_are_told(first: int, count: int) -> None:
     with Log() as log:
         for number in range(40):
-            log.writer.out("actor[0]", b"%d" % number)
+            log.writer.show("actor[0]", b"%d\n" % number)
         lines = log.lines()
     records = read(lines[:first] + lines[first + count :])
     notes = [each.text for each in records if isinstance(each, Note)]
@@ -181,8 +183,8 @@ def test_lines_that_are_missing_are_told(first: int, count: int) -> None:
 @given(st.data())
 def test_a_stream_that_is_cut_anywhere_gives_nothing_wrong(data: st.DataObject) -> None:
     with Log() as log:
-        log.writer.out("actor[0]", b"hello")
-        log.writer.up({"actor[0]": "demo-actor-0"})
+        log.writer.show("actor[0]", b"hello\n")
+        log.writer.up()
         log.writer.end(an_end())
         content = log.data()
     cut = data.draw(st.integers(0, len(content)))
@@ -200,7 +202,7 @@ def test_all_of_the_end_arrives() -> None:
     with Log() as log:
         log.writer.end(end)
         (found,) = read(log.lines())
-    assert isinstance(found, End)
+    assert isinstance(found, ProgramEnd)
     report, expected = found.result.failures[0].report, end.result.failures[0].report
     assert report is not None
     assert expected is not None
@@ -230,7 +232,7 @@ def test_without_the_right_seal_nothing_is_unpickled(key: bytes | None) -> None:
         log.writer.end(an_end(failure(DangerousError("x"))))
         before = DangerousError.loaded
         (found,) = read(log.lines(), RecordReader(key))
-    assert isinstance(found, End)
+    assert isinstance(found, ProgramEnd)
     (failed,) = found.result.failures
     assert failed.report is not None
     assert isinstance(failed.report.rebuild(), RemoteError)
@@ -247,7 +249,7 @@ def test_a_parcel_that_was_changed_is_dropped() -> None:
     found["result"]["failures"][0]["report"]["parcel"] = ["AAAA"]
     forged = f"{number} {kind} {index} {seal} {json.dumps(found)}"
     (end,) = read([forged])
-    assert isinstance(end, End)
+    assert isinstance(end, ProgramEnd)
     report = end.result.failures[0].report
     assert report is not None
     assert report.parcel is None
@@ -263,7 +265,7 @@ def test_a_parcel_that_was_changed_is_dropped() -> None:
                 st.sampled_from(["out", "part", "up", "status", "end", "note", "out+"]),
                 st.one_of(
                     st.sampled_from(
-                        ["1/1 {}", "1/1 x {}", "2/1 ", "1/2 {", '1/1 {"hosts": 3}', "a[b] c"]
+                        ["1/1 {}", "1/1 x {}", "2/1 ", "1/2 {", '1/1 {"nodes": 3}', "a[b] c"]
                     ),
                     st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=20),
                 ),
@@ -279,11 +281,11 @@ def test_no_line_whatever_breaks_the_reader(lines: list[str]) -> None:
 def test_what_is_no_record_is_the_supervisors_own_output() -> None:
     records = read(["Traceback:", "1 note fine", "2 out of memory", "", "01 note x"])
     assert records == [
-        Output("supervisor", b"Traceback:\n"),
+        PrintedRecord("supervisor", b"Traceback:\n"),
         Note("fine"),
-        Output("supervisor", b"2 out of memory\n"),
-        Output("supervisor", b"\n"),
-        Output("supervisor", b"01 note x\n"),
+        PrintedRecord("supervisor", b"2 out of memory\n"),
+        PrintedRecord("supervisor", b"\n"),
+        PrintedRecord("supervisor", b"01 note x\n"),
     ]
 
 
@@ -296,13 +298,13 @@ def test_lines_without_a_number_are_told_apart_by_their_time() -> None:
     reader = RecordReader(KEY)
     first = read(lines, reader)
     assert first == [
-        Output("supervisor", b"stray\n"),
-        Output("actor[0]", b"hello\n"),
-        Output("supervisor", b"stray\n"),
+        PrintedRecord("supervisor", b"stray\n"),
+        PrintedRecord("actor[0]", b"hello\n"),
+        PrintedRecord("supervisor", b"stray\n"),
     ]
     # The two streams of a process are not read at the same time.
     late = "2026-01-02T03:04:05.4Z stray"
-    assert read([*lines, late], reader) == [Output("supervisor", b"stray\n")]
+    assert read([*lines, late], reader) == [PrintedRecord("supervisor", b"stray\n")]
 
 
 @pytest.mark.parametrize(
@@ -321,7 +323,7 @@ def test_what_has_no_time_is_no_part_of_a_log_that_has_times(excuse: str) -> Non
     assert reader.last_number == 1
 
 
-def test_status_and_hosts_of_many_nodes_and_lines_of_notes_arrive() -> None:
+def test_the_status_of_many_nodes_and_lines_of_notes_arrive() -> None:
     nodes = [
         NodeStatus(f"actor[{i}]", "running", f"demo-actor-{i}", i, {"": f"h:{i}"}, 1, 0.5, None)
         for i in range(500)
@@ -329,11 +331,10 @@ def test_status_and_hosts_of_many_nodes_and_lines_of_notes_arrive() -> None:
     with Log() as log:
         log.writer.status(nodes)
         log.writer.status([])
-        log.writer.up({each.name: each.host for each in nodes})
+        log.writer.up()
         log.writer.note("one\ntwo")
         records = read(log.lines())
-    hosts = {each.name: each.host for each in nodes}
-    assert records == [Status(tuple(nodes)), Status(()), Up(hosts), Note("one"), Note("two")]
+    assert records == [StatusRecord(tuple(nodes)), StatusRecord(()), Up(), Note("one"), Note("two")]
 
 
 def test_a_record_whose_piece_is_lost_is_not_read() -> None:
@@ -344,7 +345,7 @@ def test_a_record_whose_piece_is_lost_is_not_read() -> None:
         lines = log.lines()
     assert len(lines) >= 4
     records = read(lines[:1] + lines[2:])
-    assert records == [Note("1 line of the log was lost"), Status(tuple(nodes))]
+    assert records == [Note("1 line of the log was lost"), StatusRecord(tuple(nodes))]
 
 
 def test_an_end_that_no_log_keeps_is_told_shortly_and_a_large_exception_as_text() -> None:
@@ -357,11 +358,11 @@ def test_an_end_that_no_log_keeps_is_told_shortly_and_a_large_exception_as_text(
         log.writer.end(end)
         assert len(log.data()) < before + (8 << 20)
         exception, found = read(log.lines())
-    assert isinstance(exception, End)
+    assert isinstance(exception, ProgramEnd)
     report = exception.result.failures[0].report
     assert report is not None
     assert (report.parcel, report.type_name) == (None, "ValueError")
-    assert isinstance(found, End)
+    assert isinstance(found, ProgramEnd)
     assert [each.node for each in found.result.failures] == [f"actor[{i}]" for i in range(5)]
     assert found.result.outcome is Outcome.FAILED
 

@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from launchers._deployment import mismatches
-from launchers.host.arrival import Facts
+from launchers.hosts.arrival import Facts
+from launchers.hosts.deployment import mismatches
 
-_HERE = Facts((3, 11, 7), "CPython", "/py", ("linux", "x86_64", "glibc"), "h1", {}, ())
+_HERE = Facts((3, 11, 7), "CPython", "/py", ("linux", "x86_64", "glibc"))
 
 
 def test_the_patch_version_may_differ() -> None:

@@ -18,10 +18,10 @@ import pytest
 
 import launchpad_lite as lp
 from courier import Secret
-from launchers._payloads import payloads
-from launchers.host.agent_link import start_agent_here
 from launchers.host.grant import Grant
-from launchers.host.link import Frame, write_all
+from launchers.host.link import LinkFrame, write_all
+from launchers.supervision.agent_link import start_agent_here
+from launchers.supervision.payloads import payloads
 from launchpad_lite.launching import AddressTable, LaunchOptions
 from launchpad_lite.testing import poll_until
 from tests.launchers.scripts import Script, without_logs_line
@@ -325,7 +325,7 @@ def test_what_happens_to_a_node_is_said_before_output_that_waits_and_its_end_aft
     def run(node: str) -> None:
         body, fields = work[node].encode(), {"node": node, "attempt": 0, "log": None}
         options = {"has_flags": False, "grant": Grant().encode()}
-        write_all(stdin.fileno(), Frame("start", {**fields, **options}, body).encode())
+        write_all(stdin.fileno(), LinkFrame("start", {**fields, **options}, body).encode())
         poll_until(workers, 20)
         poll_until(lambda: not workers(), 20)
 
@@ -334,16 +334,18 @@ def test_what_happens_to_a_node_is_said_before_output_that_waits_and_its_end_aft
         run("flood[0]")
         run("fail[0]")
         # Nothing was read so far. The pipe is full, and one more piece is on its way.
-        said, ended = collections.Counter[str](), []
+        said, failed, ended = collections.Counter[str](), [], []
         while len(ended) < 2:
             frame = link.frames.read(time.monotonic() + 20)
             assert frame is not None
             if frame.op == "output":
                 said[frame["node"]] += len(frame.body)
-            elif frame.op == "failed":
+            elif frame.op == "Failed":
                 assert said["flood[0]"] <= 3 * (64 << 10)
+                failed.append(frame["node"])
             elif frame.op == "exited":
                 ended.append((frame["node"], said["flood[0]"]))
+        assert failed == ["fail[0]"]
         assert ended == [("fail[0]", ended[0][1]), ("flood[0]", 1 << 20)]
         assert said["fail[0]"]
     assert link.process.wait(20) == 0

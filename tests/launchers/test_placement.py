@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from launchers._allotment import allot
-from launchers._placement import Placement, PlacementChoice, Room, Strategy, place
 from launchers.host.machine import Machine
+from launchers.hosts.placement import Placement, PlacementChoice, Room, Strategy, place
+from launchers.supervision.allotment import allot
 from launchpad_lite.launching import Executable
 from tests.launchers.wishes import Wish, cpu, executables, gpu
 
@@ -147,8 +147,7 @@ def test_a_program_without_nodes_is_placed() -> None:
     assert place([], [H1], None, SPREAD) == Placement({})
 
 
-_NO_WAY = "; ask for less, choose the hosts by placement, or add some"
-_LESS = "; ask for less, or choose a host that has more"
+_NO_WAY = "; ask for less, choose other hosts by placement, or add some"
 _FEWER = "; ask for less, start fewer nodes, or add hosts"
 
 
@@ -163,7 +162,7 @@ _FEWER = "; ask for less, start fewer nodes, or add hosts"
             [
                 (
                     "learner[0] wants gpu=2; h1 has gpu=1 left of 1, h2 has gpu=0 left of 0, h3 has "
-                    f"gpu=1 left of 1{_LESS}"
+                    f"gpu=1 left of 1{_NO_WAY}"
                 )
             ],
         ),
@@ -174,9 +173,9 @@ _FEWER = "; ask for less, start fewer nodes, or add hosts"
             [
                 (
                     "a[0], a[1] each want cpu=5, ram_gib=9; small has cpu=4 left of 4, ram_gib=8 left "
-                    f"of 8{_LESS}"
+                    f"of 8{_NO_WAY}"
                 ),
-                f"b[0] wants gpu=1; small has gpu=0 left of 0{_LESS}",
+                f"b[0] wants gpu=1; small has gpu=0 left of 0{_NO_WAY}",
             ],
         ),
         (
@@ -184,9 +183,9 @@ _FEWER = "; ask for less, start fewer nodes, or add hosts"
             [SMALL],
             None,
             [
-                f"a[0] (with b[0]) wants cpu=5; small has cpu=4 left of 4{_LESS}",
                 "cpu: a 1 x 3 + b 1 x 2 = 5 cores are asked for, the hosts have 4 (small 4)"
                 + _FEWER,
+                f"a[0] (with b[0]) wants cpu=5; small has cpu=4 left of 4{_NO_WAY}",
             ],
         ),
         (
@@ -202,15 +201,11 @@ _FEWER = "; ask for less, start fewer nodes, or add hosts"
                     "ram_gib: actor 8 x 4 = 32 GiB are asked for, the hosts have 23.62 (h1 15.62, "
                     f"h2 8){_FEWER}"
                 ),
-            ],
-        ),
-        (
-            {"a": cpu(3, 3, 3)},
-            cores(5, 5),
-            None,
-            [
-                "a[0], a[1], a[2] each want cpu=3; there is room for 2 of these 3 (h1 1, h2 1)"
-                + _FEWER
+                f"learner[0] wants cpu=4; h1 has cpu=1 left of 4, h2 has cpu=2 left of 4{_NO_WAY}",
+                (
+                    "actor[5], actor[6], actor[7] each want cpu=1, ram_gib=4; h1 has ram_gib=3.62 left "
+                    f"of 15.62, h2 has ram_gib=0 left of 8{_NO_WAY}"
+                ),
             ],
         ),
         (
@@ -255,8 +250,8 @@ _FEWER = "; ask for less, start fewer nodes, or add hosts"
             {"a": "h1", "b": ["h2", "h3"]},
             [
                 (
-                    "a[0], b[0], c[0] run together, but the placement leaves them no common host: "
-                    "a[0] may run on h1; b[0] may run on h2, h3; name the same host for all of them"
+                    "a[0] (with b[0], c[0]) run together, but the placement leaves them no common "
+                    "host; name the same for all of them"
                 )
             ],
         ),
@@ -268,11 +263,16 @@ def test_what_cannot_be_placed_is_explained(
     assert mistakes(groups, rooms, choice) == expected
 
 
+def test_of_one_node_that_does_not_fit_no_sum_is_shown() -> None:
+    (told,) = mistakes({"a": cpu(5)}, cores(4, 0))
+    assert told == f"a[0] wants cpu=5; h1 has cpu=4 left of 4, h2 has cpu=0 left of 0{_NO_WAY}"
+
+
 def test_messages_about_many_hosts_and_nodes_stay_short() -> None:
     rooms = [Room(f"h{number}", gpu=0) for number in range(30)]
     told = mistakes({"a": [{"gpu": 1}] * 50}, rooms)
-    assert told[0].startswith("a[0], a[1], a[2], a[3], a[4], and 45 more each want gpu=1; h0 has")
-    assert "h4 has gpu=0 left of 0, and 25 more; " in told[0]
+    assert told[1].startswith("a[0], a[1], a[2], a[3], a[4], and 45 more each want gpu=1; h0 has")
+    assert "h4 has gpu=0 left of 0, and 25 more; " in told[1]
     told = [*told, *mistakes({"a": [{"gpu": i} for i in range(50)]}, [BIG])]
     assert max(map(len, told)) < 300
 

@@ -8,10 +8,12 @@ import struct
 import termios
 import threading
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from launchers.host.probe import Doorbell, Target, candidate_addresses, reach
+from launchers.host.probe import ProbeServer, Target, candidate_addresses, reach
 from launchers.host.timing import Timing
 from launchpad_lite.testing import poll_until
 
@@ -21,19 +23,19 @@ _HERE = "127.0.0.1"
 
 
 @pytest.fixture
-def doorbell() -> Iterator[Doorbell]:
+def probe_server() -> Iterator[ProbeServer]:
     """One that answers."""
-    with contextlib.closing(Doorbell(_WORD)) as doorbell:
+    with contextlib.closing(ProbeServer(_WORD)) as probe_server:
         closed = threading.Event()
 
         def answer() -> None:
             while not closed.is_set():
-                doorbell.answer()
+                probe_server.answer()
                 closed.wait(0.01)
 
         thread = threading.Thread(target=answer)
         thread.start()
-        yield doorbell
+        yield probe_server
         closed.set()
         thread.join()
 
@@ -45,8 +47,8 @@ def silent() -> Iterator[socket.socket]:
         yield listener
 
 
-def target(door: Doorbell | socket.socket, *addresses: str, word: str = _WORD) -> Target:
-    port = door.port if isinstance(door, Doorbell) else door.getsockname()[1]
+def target(door: ProbeServer | socket.socket, *addresses: str, word: str = _WORD) -> Target:
+    port = door.port if isinstance(door, ProbeServer) else door.getsockname()[1]
     return Target("h1", addresses or (_HERE,), port, word)
 
 
@@ -62,10 +64,10 @@ def target(door: Doorbell | socket.socket, *addresses: str, word: str = _WORD) -
     ],
 )
 def test_addresses_that_answer_with_the_word_are_reached(
-    doorbell: Doorbell, addresses: Sequence[str], word: str, reached: list[str]
+    probe_server: ProbeServer, addresses: Sequence[str], word: str, reached: list[str]
 ) -> None:
     patient = Timing(soon_s=_PATIENCE_S)  # the others may answer a while later
-    found = reach([target(doorbell, *addresses, word=word)], None, _PATIENCE_S, timing=patient)
+    found = reach([target(probe_server, *addresses, word=word)], None, _PATIENCE_S, timing=patient)
     assert found == {"h1": reached}
 
 
@@ -81,20 +83,20 @@ def test_who_is_silent_is_given_up(silent: socket.socket) -> None:
 
 
 def test_who_tries_others_answers_them_meanwhile(silent: socket.socket) -> None:
-    with contextlib.closing(Doorbell(_WORD)) as doorbell:
-        thread = threading.Thread(target=reach, args=([target(silent)], doorbell, 60.0))
+    with contextlib.closing(ProbeServer(_WORD)) as probe_server:
+        thread = threading.Thread(target=reach, args=([target(silent)], probe_server, 60.0))
         thread.start()
-        found = reach([target(doorbell)], None, _PATIENCE_S)
+        found = reach([target(probe_server)], None, _PATIENCE_S)
         visitor, _ = silent.accept()
         visitor.close()
         thread.join()
         assert found == {"h1": [_HERE]}
 
 
-def test_a_visitor_who_hangs_up_at_once_harms_nobody(doorbell: Doorbell) -> None:
+def test_a_visitor_who_hangs_up_at_once_harms_nobody(probe_server: ProbeServer) -> None:
     for _ in range(50):
-        socket.create_connection((_HERE, doorbell.port)).close()
-    assert reach([target(doorbell)], None, _PATIENCE_S) == {"h1": [_HERE]}
+        socket.create_connection((_HERE, probe_server.port)).close()
+    assert reach([target(probe_server)], None, _PATIENCE_S) == {"h1": [_HERE]}
 
 
 def test_an_answer_counts_that_came_while_this_process_stood_still(silent: socket.socket) -> None:
@@ -119,5 +121,19 @@ def unsent_bytes(sock: socket.socket) -> int:
     return int(count)
 
 
-def test_loopback_is_no_candidate() -> None:
-    assert not [each for each in candidate_addresses() if each.startswith("127.")]
+def test_where_ssh_came_in_is_tried_first_and_what_means_nothing_elsewhere_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kinds = {True: socket.AF_INET6, False: socket.AF_INET}
+    cards = {
+        card: [SimpleNamespace(family=kinds[":" in each], address=each) for each in addresses]
+        for card, addresses in {
+            "eth0": ["fd00::2", "fe80::2%eth0", "10.0.0.2", "fd00::3"],
+            "lo": ["127.0.0.1", "::1"],
+        }.items()
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: cards)
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    assert candidate_addresses() == ["10.0.0.2", "fd00::2", "fd00::3"]
+    monkeypatch.setenv("SSH_CONNECTION", "fd00::1 55555 fd00::3 22")
+    assert candidate_addresses() == ["fd00::3", "10.0.0.2", "fd00::2"]

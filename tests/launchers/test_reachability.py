@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from launchers._reachability import LAUNCHER, choose_addresses
+from launchers.hosts.reachability import LAUNCHER, choose_addresses
 
 _BRIDGE = "172.17.0.1"
 _FIRST, _SECOND = "10.0.0.1", "192.168.0.1"

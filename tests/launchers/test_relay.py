@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from launchers.host.link import Frame
+from courier.lowlevel import split_address
+from launchers.host.link import LinkFrame
 from launchers.host.relay import Relay
 from launchpad_lite.testing import poll_until
 
@@ -30,8 +31,8 @@ class Pair:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._near_says: collections.deque[Frame] = collections.deque()
-        self._far_says: collections.deque[Frame] = collections.deque()
+        self._near_says: collections.deque[LinkFrame] = collections.deque()
+        self._far_says: collections.deque[LinkFrame] = collections.deque()
         self.near = Relay(self._selector, self._near_says.append)
         self._far = Relay(self._selector, self._far_says.append)
         self.on_their_way = self.most = 0
@@ -66,12 +67,12 @@ class Pair:
         self._wake_write.send(b"\0")
 
     def listen(self, port: int) -> int:
-        ports: list[int] = []
-        self.do(lambda: ports.extend(self.near.listen(_HOST, [port])))
-        poll_until(lambda: ports)
-        return ports[0]
+        endpoints: list[str] = []
+        self.do(lambda: endpoints.extend(self.near.listen(_HOST, [port])))
+        poll_until(lambda: endpoints)
+        return split_address(endpoints[0])[1]
 
-    def tell(self, frame: Frame) -> None:
+    def tell(self, frame: LinkFrame) -> None:
         """Tells both ends something that neither of them said."""
         self.do(lambda: (self.near.handle(frame), self._far.handle(frame), None)[-1])
 
@@ -285,7 +286,9 @@ def test_words_about_a_connection_that_is_over_are_ignored(
     pair: Pair, listener: socket.socket
 ) -> None:
     for op, fields in (("data", {}), ("taken", {"bytes": 5}), ("end", {})):
-        pair.tell(Frame(f"relay_{op}", {"key": "gone", **fields}, b"late" if op == "data" else b""))
+        pair.tell(
+            LinkFrame(f"relay_{op}", {"key": "gone", **fields}, b"late" if op == "data" else b"")
+        )
     client, server = connected(pair, listener)
     with client, server:
         client.sendall(b"ok")
@@ -307,13 +310,13 @@ def test_closing_ends_all_connections_and_ports(listener: socket.socket) -> None
 def test_a_host_without_descriptors_ends_the_connection_and_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said: list[Frame] = []
+    said: list[LinkFrame] = []
     with selectors.DefaultSelector() as selector:
         relay = Relay(selector, said.append)
 
-        def no_socket() -> None:
+        def no_socket(*_: object) -> None:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
         monkeypatch.setattr(socket, "socket", no_socket)
-        relay.handle(Frame("relay_open", {"key": "k", "host": _HOST, "port": 1}))
+        relay.handle(LinkFrame("relay_open", {"key": "k", "host": _HOST, "port": 1}))
         assert [(frame.op, frame["key"]) for frame in said] == [("relay_end", "k")]

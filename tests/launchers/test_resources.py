@@ -108,6 +108,15 @@ def test_a_node_that_takes_more_memory_than_it_asked_for_is_told_so(
     assert not (tmp_path / "took900").exists()
 
 
+@linux
+def test_arguments_that_are_more_than_a_node_may_have_are_told_so(launch_program: Any) -> None:
+    program = lp.Program("memory")
+    program.add_node(lp.PyNode(len, bytes(150 << 20)), label="greedy")
+    running = launch_program(program, "test_mp", resources={"greedy": {"ram": 0.1}})
+    with pytest.raises(lp.NodeFailedError, match=r"greedy\[0\].*MemoryError.*ram_gib=0.1"):
+        running.wait()
+
+
 @pytest.mark.parametrize(
     ("wish", "arithmetic"),
     [

@@ -114,17 +114,6 @@ def test_a_node_that_ends_to_start_again_fails_only_if_it_is_not_restarted(
         launch_program(program, "test_mp").wait()
 
 
-@pytest.mark.slow
-def test_only_the_named_node_is_restarted(launch_program: Any) -> None:
-    program = lp.Program("named")
-    with program.group("fails"):
-        program.add_node(lp.PyClassNode(Fails, 1, "first"))
-        program.add_node(lp.PyClassNode(Fails, 1, "second"))
-    running = launch_program(program, "test_mp", restart={"fails": "never", "fails[0]": QUICK})
-    with pytest.raises(lp.NodeFailedError, match=r"fails\[1\].*second"):
-        running.wait()
-
-
 def test_a_long_wait_for_a_restart_is_shown_and_a_stop_ends_it(
     launch_program: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 import launchpad_lite as lp
-from launchers._console import show_rest
-from launchers._logs import NodeLogs
-from launchers._run_folder import make_run_folder
-from launchers._slurm_folder import RunFolder
-from launchers._slurm_program import FollowedLogs
-from launchpad_lite._crash import write_crash_report
+from launchers.slurm._folder import WORK, RunFolder
+from launchers.supervision.logs import NodeLogs
+from launchers.supervision.run_folder import make_run_folder
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import Outcome, ProgramResult
+from launchpad_lite.launching.crash import write_crash_report
+from launchpad_lite.parts.log_file import FollowedLogs
 
 
 @pytest.fixture
@@ -197,13 +196,24 @@ def test_a_slurm_job_is_neither_written_nor_read_where_everybody_may_replace_it(
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     run = RunFolder(tmp_path / "run")
-    run.write_submission({"order.pickle": b""})
+    run.write_submission({WORK: b""})
     run.check_owner()
     tmp_path.chmod(0o777)
     for refused in (run.check_owner, lambda: run.write_submission({})):
         with pytest.raises(LaunchError, match="others could replace"):
             refused()
     assert (run.path / "run").is_dir(), "a refusal takes nothing from the run that is there"
+
+
+def test_a_job_that_begins_keeps_what_is_just_being_written_of_it(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "slurm")
+    run.write_submission({})
+    run.write("result", "of the run before")
+    aside = run.path / "run" / ".stop-1"
+    aside.touch()  # the launching process is about to rename it
+    run.begin("7")
+    assert aside.exists()
+    assert (run.read("job", str), run.read("result", str)) == ("7", None)
 
 
 @pytest.fixture
@@ -238,31 +248,22 @@ def test_reports_take_the_place_of_links(tmp_path: Path, precious: Path) -> None
         assert (tmp_path / f"{name}.txt").lstat().st_mode == stat.S_IFREG | 0o600
 
 
-@pytest.fixture
-def followed(tmp_path: Path) -> tuple[NodeLogs, FollowedLogs]:
-    """The logs of one node, each of at most 3000 bytes, and who follows them."""
-    program = lp.Program("followed")
-    program.add_node(lp.PyNode(print), label="greeter")
-    run = RunFolder(tmp_path)
-    logs = NodeLogs(run.logs, ["greeter[0]"], 3000)
-    return logs, FollowedLogs(run, lp.plan(program, "local_mp"))
-
-
 @pytest.mark.parametrize("often", [True, False])
 def test_a_log_is_followed_into_its_next_file_and_what_it_had_no_room_for_is_told(
-    followed: tuple[NodeLogs, FollowedLogs], capsys: pytest.CaptureFixture[str], often: bool
+    tmp_path: Path, often: bool
 ) -> None:
-    logs, follower = followed
-    follower.show()
+    logs = NodeLogs(tmp_path, ["greeter[0]"], 3000)
+    follower = FollowedLogs(tmp_path)
+    read = [*follower.read()]
     for number in range(1000):
         logs.write("greeter[0]", b"line %d\n" % number)
         if often and number % 50 == 0:
-            follower.show()
-    follower.finish()
-    show_rest(10.0, lambda: False)
-    shown = capsys.readouterr().out
-    assert shown.count("lines were not shown") == (0 if often else 1)
-    lines = shown.splitlines()
+            read += follower.read()
+    read += follower.read(is_last=True)
+    assert {node for node, _ in read} == {"greeter[0]"}
+    lines = b"".join(data for _, data in read).decode().splitlines()
+    missed = [line for line in lines if "lines were not shown" in line]
+    assert len(missed) == (0 if often else 1)
     if often:
-        assert lines == [f"[greeter[0]] line {number}" for number in range(1000)]
-    assert lines[-1] == "[greeter[0]] line 999"
+        assert lines == [f"line {number}" for number in range(1000)]
+    assert lines[-1] == "line 999"

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import launchpad_lite as lp
-from launchpad_lite._signal_waker import SIGNAL_WAKER
+from launchpad_lite.process.signal_waker import SIGNAL_WAKER
 from launchpad_lite.testing import poll_until
 from tests.launchers.scripts import Script
 
@@ -44,7 +44,7 @@ _WAITING = """
 _LAUNCHING = """
     import pathlib, signal, sys, time
     import launchpad_lite as lp
-    from launchers._signals import ended_by_signals
+    from launchers.supervision.signals import ended_by_signals
 
     def wait():
         pathlib.Path("up").touch()

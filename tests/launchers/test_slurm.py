@@ -1,14 +1,19 @@
 """Programs in jobs of a real Slurm cluster, beside what all engines do; h0 runs no worker."""
 
+import contextlib
+import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from launchpad_lite.testing import poll_until
+from tests.beds.slurm import SlurmCluster
+from tests.beds.ssh_hosts import SshHosts
 from tests.engines import needs_slurm
-from tests.launchers.host_engines import CHECKOUT, MAIN, PROGRAM, Command, SlurmDesk
+from tests.launchers.host_engines import CHECKOUT, MAIN, PROGRAM, Command, SlurmDesk, desk_on
 
 pytestmark = [needs_slurm, pytest.mark.timeout(300)]
 
@@ -19,6 +24,15 @@ def stop(launch: Command) -> None:
     assert launch.end() == -signal.SIGINT
     assert isinstance(launch.desk, SlurmDesk)
     launch.desk.assert_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_doctor_asks_the_controller(slurm: SlurmDesk) -> None:
+    command = [sys.executable, "-m", "launchpad_lite.launch", "--launcher=slurm", "doctor"]
+    with slurm.popen(command, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT) as doctor:
+        told, _ = doctor.communicate(timeout=60)
+    assert doctor.returncode == 0
+    assert re.search(r"^ok    slurm: the controller answers; hosts: \d idle$", told, re.MULTILINE)
 
 
 # Ends
@@ -165,6 +179,16 @@ def test_a_script_that_was_emitted_can_be_submitted_by_hand(slurm: SlurmDesk) ->
     logs = slurm.command_line("logs", "review").check()
     assert "[consumer[0]] total: 190" in logs
     slurm.assert_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_nodes_that_have_ipv6_alone_call_each_other() -> None:
+    with contextlib.ExitStack() as stack:
+        hosts = stack.enter_context(SshHosts(2, ipv6=True))
+        cluster = stack.enter_context(SlurmCluster(hosts))
+        desk = stack.enter_context(desk_on(cluster, lambda: SlurmDesk(cluster)))
+        output = desk.launch(how={"brief": True}, nodes=2, placement=None).check()
+    assert "[caller[0]] 0 on h2 called h1" in output
 
 
 # Mistakes

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launchers._slurm_script import (
+from launchers.slurm._script import (
     JobState,
     node_lists,
     path_mistake,

@@ -1,6 +1,8 @@
 """What Slurm is asked for: scripts and components of jobs, without a cluster."""
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 
 import launchpad_lite as lp
 from launchers.slurm import SlurmLauncher
+from launchers.slurm._folder import RunFolder
 from launchpad_lite.launching import LaunchOptions
 
 
@@ -227,8 +230,41 @@ def test_what_is_emitted_is_the_same_each_time_and_so_holds_no_secret(tmp_path: 
     plan = lp.plan(make_program({"idle": 1}), launcher)
     files = launcher.emit(plan, options)
     assert files == launcher.emit(plan, options)
-    assert {"job.sh", "begin.py", "order.json", "order.pickle", "work.pickle"} < set(files)
+    assert set(files) == {"job.sh", "begin.py", "order.json", "work.pickle"}
     assert not (tmp_path / "run").exists()
+
+
+def test_what_runs_before_our_packages_are_there_has_all_that_it_names(tmp_path: Path) -> None:
+    launcher, options = SlurmLauncher(), LaunchOptions(log_dir=tmp_path)
+    # Joined of texts, which no type checker sees as one.
+    begin = launcher.emit(lp.plan(make_program({"idle": 1}), launcher), options)["begin.py"]
+    check = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F821", "-"]
+    done = subprocess.run(check, input=begin, capture_output=True)
+    assert done.returncode == 0, done.stdout.decode()
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "words"),
+    [
+        ("work.pickle", b"idle", b"late", "its digest differs"),
+        ("order.json", b'"python": [\n    3', b'"python": [\n    4', "name another interpreter"),
+        ("order.json", b"{", b"", "JSONDecodeError"),
+    ],
+)
+def test_a_supervisor_that_cannot_begin_leaves_word_why(
+    tmp_path: Path, file: str, before: bytes, after: bytes, words: str
+) -> None:
+    launcher, options = SlurmLauncher(), LaunchOptions(log_dir=tmp_path)
+    files = dict(launcher.emit(lp.plan(make_program({"idle": 1}), launcher), options))
+    assert before in files[file]
+    files[file] = files[file].replace(before, after)
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    begun = [sys.executable, tmp_path / "begin.py"]
+    done = subprocess.run(begun, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert words in RunFolder(tmp_path).read("failure", str)
 
 
 def test_a_program_in_a_folder_with_a_strange_name_is_refused(

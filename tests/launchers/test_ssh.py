@@ -69,6 +69,17 @@ def called(output: str) -> dict[str, str]:
     }
 
 
+def test_doctor_reaches_hosts_as_a_launch_does(ssh: SshDesk) -> None:
+    command = [sys.executable, "-m", "launchpad_lite.launch", "doctor", "h1", "nowhere"]
+    with ssh.popen(command, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT) as doctor:
+        told, _ = doctor.communicate(timeout=60)
+    found = {line.partition(": ")[0]: line for line in told.splitlines()}
+    assert doctor.returncode == 1
+    assert "ok    ssh" in found
+    assert f"s ahead; it is reached at {ssh.hosts.addresses['h1']}" in found["ok    host h1"]
+    assert "Could not resolve hostname nowhere" in found["fail  host nowhere"]
+
+
 # Programs
 
 
@@ -389,6 +400,22 @@ def test_of_many_addresses_one_is_chosen_that_does_not_lead_elsewhere(tmp_path: 
         assert f"h2 does not reach h1 (tried {_BRIDGE})" in refusal
 
 
+def test_hosts_that_have_ipv6_alone_are_reached_by_number_by_name_and_through_tunnels(
+    tmp_path: Path,
+) -> None:
+    bed = SshHosts(2, ipv6=True)
+    options: dict[str, Any] = {"how": _BRIEF, "placement": None}
+    with lent(bed, tmp_path) as desk:
+        number = bed.addresses["h1"]
+        output = desk.launch(_STATUS, hosts=[f"[{number}]", "h2:address=h2"], **options).check()
+        assert endpoints(output)["store[0]"] == [number, f"[{number}]"]
+        assert endpoints(output)["caller[0]"] == ["h2", "h2"]
+        assert called(output) == {"0": "h2 to h1", "1": "h1 to h1"}
+        output = desk.launch(_STATUS, hosts="h1,h2", tunnel="always", **options).check()
+        assert endpoints(output)["caller[0]"] == ["h2", "[::1]"]
+        assert called(output) == {"0": "h2 to h1", "1": "h1 to h1"}
+
+
 # Tunnels
 
 
@@ -441,7 +468,7 @@ def test_large_arrays_and_many_calls_pass_the_tunnel(ssh: SshDesk) -> None:
 _ATTACK = """
     import os, pathlib, pickle, socket, ssl, struct, sys
     import courier
-    from launchers._trust import Authority
+    from launchers.hosts.trust import Authority
 
     host, port = sys.argv[1].split(":")
     address = host, int(port)
@@ -576,7 +603,7 @@ def assert_no_process_shows(hosts: SshHosts, secret: str) -> None:
                 text = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
                 seen += 1
                 assert not [word for word in words if word in text], text
-    assert seen >= 6  # launcher, ssh twice, wardens, agents, the store
+    assert seen >= 6  # launcher, ssh twice, reapers, agents, the store
 
 
 def assert_no_file_is_open_to_others(hosts: SshHosts, *names: str) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import launchpad_lite as lp
-from launchers.host.arrival import LOADER, shell_command
+from launchers.hosts.arrival import LOADER
 from launchers.ssh import HostSpec, SshLauncher
 from launchpad_lite.errors import LaunchError, ProgramError
+from tests.launchers.running import shell_command
 
 
 class Node:
@@ -28,7 +29,8 @@ def make_program(actors: int = 2) -> lp.Program:
 
 
 def command(spec: HostSpec, **options: Any) -> list[str]:
-    return SshLauncher([spec], **options).command(spec)
+    launcher = SshLauncher([spec], **options)
+    return launcher.command(spec, launcher._there(spec))
 
 
 _OPTIONS = (
@@ -54,6 +56,11 @@ _PLAIN = f"ssh {_OPTIONS.format(10, 2)}"
         ),
         (HostSpec("h1"), {"silence_s": 1, "connect_s": 1}, f"ssh {_OPTIONS.format(1, 1)} -- h1"),
         # Options of the user come first, so that ssh heeds them.
+        (
+            HostSpec("h1"),
+            {"ssh": "ssh -F 'my config'"},
+            f"ssh -F 'my config' {_OPTIONS.format(10, 2)} -- h1",
+        ),
         (
             HostSpec("h1"),
             {"ssh": ("ssh", "-F", "other config", "-o", "ConnectTimeout=99")},
@@ -102,16 +109,12 @@ def test_what_a_host_runs_is_one_line_that_no_shell_changes() -> None:
         ({"hosts": "h1", "cache": "\ud800"}, "cache is .* not '.ud800'"),
         ({"hosts": "h1", "python": "-c"}, "python is .* not '-c'"),
         ({"hosts": "h1", "ssh": ()}, "ssh is .* not ''"),
+        ({"hosts": "h1", "requirements": "no.txt"}, "cannot read the requirements: .*no.txt"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, ProgramError), match=message):
         lp.plan(make_program(), "ssh", **options)
-
-
-def test_requirements_that_cannot_be_read_are_told() -> None:
-    with pytest.raises(LaunchError, match=r"cannot read the requirements: .*none\.txt"):
-        lp.launch(make_program(), "ssh", hosts="h1", requirements="none.txt")
 
 
 # Plans

@@ -143,7 +143,7 @@ def test_a_long_cut_ends_the_program_and_the_host_cleans_up_by_itself(ssh: SshDe
     [
         ("ssh", "h3 is lost: ssh was killed here by SIGKILL"),
         ("agent", "the agent of h3 died"),
-        ("warden", "h3 is lost: its end of the link was closed"),
+        ("reaper", "h3 is lost: its end of the link was closed"),
         ("sshd", "h3 is lost: the link to it broke"),
     ],
 )
@@ -248,7 +248,7 @@ def test_a_fault_during_the_start_leaves_nothing(ssh: SshDesk, stage: str, fault
 def test_hosts_that_are_up_wait_for_one_that_is_slow(ssh: SshDesk) -> None:
     run = ssh.launch(silence_s=4)
     poll_until(lambda: ssh.hosts.files("h3"), 30)  # its code has come
-    # If it is the agent's warden by now, there are two.
+    # If it is the agent's reaper by now, there are two.
     slow = min(filter(is_python, ssh.hosts.processes("h3")), key=psutil.Process.create_time)
     slow.suspend()
     poll_until(lambda: min(map(ssh.interpreters, ("h1", "h2"))) >= 2, 30)

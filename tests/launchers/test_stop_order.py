@@ -1,6 +1,5 @@
 """A stop is orderly: callers before those they call, each with its share of the notice."""
 
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -9,29 +8,6 @@ import pytest
 
 import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
-
-
-class Patient:
-    """Writes down that it was asked to stop, and takes longer to leave than it has."""
-
-    def __init__(self, name: str, log: str, other: Any = None) -> None:
-        self._name = name
-        self._log = Path(log)
-        self._other = other
-
-    def note(self, what: str) -> None:
-        with self._log.open("a") as file:
-            file.write(f"{what} {self._name}\n")
-
-    def run(self) -> None:
-        stop = lp.stop_event()  # before it is up: who is asked and does not listen holds up nobody
-        if self._other is not None:
-            self._other.note("called")
-        self.note("up")
-        stop.wait()
-        self.note("asked")
-        while True:
-            time.sleep(0.01)  # a thread is ended by force between two steps only
 
 
 class Slow:
@@ -79,25 +55,6 @@ def test_calls_in_flight_finish_and_no_new_ones_begin(launch_program: Any, tmp_p
     assert result.outcome is lp.Outcome.STOPPED
 
 
-@pytest.mark.slow
-def test_a_caller_that_takes_its_time_has_a_share_of_the_notice(
-    launch_program: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    log, program = tmp_path / "log", lp.Program("chain")
-    other = program.add_node(lp.CourierNode(Patient, "a", str(log)), label="a")
-    program.add_node(lp.CourierNode(Patient, "b", str(log), other), label="b")
-    # Each has so much time, on a slow machine, to write down that it was asked.
-    running = launch_program(program, "test_mp", notice_s=8.0)
-    poll_until(lambda: log.exists() and log.read_text().count("up ") == 2, 30)
-    result = running.stop(60)
-    lines = [line for line in log.read_text().splitlines() if line.startswith("asked")]
-    # The one that is called is asked all the same, while it has some of the notice left.
-    assert lines == ["asked b", "asked a"]
-    assert set(result.killed) <= {"a[0]", "b[0]"}
-    assert "b[0]" in result.killed
-    assert f"chain: ended by force: {', '.join(result.killed)}" in caplog.text
-
-
 class Deaf:
     """Answers, and lets itself be stopped, later than anybody waits for."""
 
@@ -139,68 +96,6 @@ def test_a_server_that_is_ended_by_force_leaves_nothing(
 
     # Where we or the supervisor come late, its call is over and it ends by itself.
     assert any(is_ended_by_force(tmp_path / str(attempt)) for attempt in range(5))
-
-
-class Queue:
-    """Its readers wait for items, and for the stop."""
-
-    def get(self) -> None:
-        while not lp.stop_event().wait(0.02):
-            pass
-
-
-class Reader:
-    """Waits in a call for what never comes."""
-
-    def __init__(self, queue: Any) -> None:
-        self._queue = queue
-
-    def run(self) -> None:
-        while True:
-            self._queue.get()
-
-
-def test_a_node_that_waits_in_a_call_does_not_hold_up_the_stop(launch_program: Any) -> None:
-    program = lp.Program("queue")
-    queue = program.add_node(lp.CourierNode(Queue), label="queue")
-    program.add_node(lp.PyClassNode(Reader, queue), label="reader")
-    running = launch_program(program, notice_s=90)
-    poll_until(lambda: {each.state for each in running.running.status()} == {"running", "serving"})
-    started = time.monotonic()
-    result = running.stop(80)
-    assert time.monotonic() - started < 30
-    assert result.killed == ()
-
-
-class Handlers:
-    """Counts how often its stop handler is called."""
-
-    def __init__(self, file: str) -> None:
-        self._file = Path(file)
-        self._called = threading.Event()
-        lp.register_stop_handler(self._stop)
-
-    def _stop(self) -> None:
-        with self._file.open("a") as file:
-            file.write("called\n")
-        self._called.set()
-
-    def run(self) -> None:
-        self._called.wait()
-
-
-def test_stop_handlers_run_once_even_if_many_ask_for_the_stop(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    file = tmp_path / "calls"
-    program = lp.Program("handlers")
-    program.add_node(lp.PyClassNode(Handlers, str(file)), label="handlers")
-    running = launch_program(program, "test_mp", notice_s=60)
-    poll_until(lambda: running.running.status()[0].state == "running")
-    for _ in range(5):
-        running.running.request_stop("again")
-    running.stop()
-    assert file.read_text() == "called\n"
 
 
 def _note_what_a_handler_sees(folder: Path, index: int) -> None:

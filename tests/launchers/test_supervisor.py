@@ -1,15 +1,17 @@
 """The supervisor on hosts that only write down what it tells them, or of which one part is broken."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 import launchpad_lite as lp
 from courier import Secret
-from launchers._supervisor import SupervisedProgram
 from launchers.host.usage import Usage
-from launchpad_lite._events import (
+from launchers.supervision.supervised_program import SupervisedProgram
+from launchpad_lite.launching import AddressTable, LaunchOptions
+from launchpad_lite.launching.launch import SIGNALS
+from launchpad_lite.life.events import (
     Constructed,
     DumpStacks,
     Ended,
@@ -18,11 +20,11 @@ from launchpad_lite._events import (
     Kill,
     NodeAction,
     RequestStop,
+    ServersEnded,
+    ServersLost,
     Start,
     Terminate,
 )
-from launchpad_lite._launch import SIGNALS
-from launchpad_lite.launching import AddressTable, LaunchOptions
 from launchpad_lite.testing import poll_until
 
 
@@ -59,30 +61,29 @@ class FakeHosts:
         return {"store[0]": "h1", "caller[0]": "h2"}[node]
 
     def perform(self, action: NodeAction) -> None:
-        node = action.node
         match action:
-            case Start():
+            case Start(node):
                 self._do("start", f"start {node}")
                 self.post(Constructed(node, action.attempt, runs=node == "caller[0]"))
-            case RequestStop():
+            case RequestStop(node):
                 self._do("request_stop", f"stop {node}")
-            case Terminate():
+            case Terminate(node):
                 self._do("terminate")
                 if self._broken != "kill":
                     self.post(Ended(node, 0))
-            case Kill():
+            case Kill(node):
                 self._do("kill")
                 self.post(Ended(node, 0))
             case DumpStacks():
                 self._do("dump_stacks")
-
-    def tell_ended(self, callers: Sequence[str], keys: Sequence[str]) -> None:
-        self._do("tell_ended")
-
-    def tell_lost(self, keys: Sequence[str]) -> None:
-        self._do("tell_lost", f"lost {len(keys)}")
-        if "stop caller[0]" in self.told:
-            self.post(Ended("caller[0]", 0))
+            case ServersEnded():
+                self._do("servers_ended")
+            case ServersLost(keys):
+                self._do("servers_lost", f"lost {len(keys)}")
+                if "stop caller[0]" in self.told:
+                    self.post(Ended("caller[0]", 0))
+            case _:
+                pass
 
     def close(self) -> None:
         self._do("close")

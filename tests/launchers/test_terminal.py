@@ -14,7 +14,7 @@ from pathlib import Path
 import pyte
 import pytest
 
-from launchers._terminal import Lines, LiveLines
+from launchers.supervision._terminal import Lines, LiveLines
 from launchpad_lite.testing import poll_until
 from tests.launchers.scripts import Script
 

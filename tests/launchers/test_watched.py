@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import launchpad_lite as lp
-from launchers._watched import WatchedProgram
+from launchers.supervision.watched import WatchedProgram
 from launchpad_lite.launching import LaunchOptions, NodeStatus, ProgramResult
 
 

@@ -58,58 +58,6 @@ def test_a_message_that_is_no_utf8_is_told_and_kept(
     assert "caf\\udce9.npz" in (tmp_path / "run" / "report.txt").read_text()
 
 
-class Torn:
-    """Its state is whole only at some moments, and it looks at nothing."""
-
-    def __init__(self, until_stuck: bool) -> None:
-        self._until_stuck = until_stuck
-        self._left = self._right = 0
-
-    def save(self, folder: Path) -> None:
-        (folder / "state").write_text(f"{self._left} {self._right}")
-
-    def restore(self, folder: Path) -> None: ...
-
-    def run(self) -> None:
-        lp.heartbeat()
-        if self._until_stuck and lp.restart_count():
-            return
-        self._left += 1
-        while True:
-            time.sleep(0.01)
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("how", ["stopped", pytest.param("hung", marks=pytest.mark.slow)])
-def test_the_state_of_a_node_that_is_ended_by_force_is_not_saved(
-    launch_program: Any, tmp_path: Path, launcher: str, how: str
-) -> None:
-    # A thread that is not ended cannot be restarted.
-    timing = Timing(terminate_s=10.0, give_up_s=10.0)
-    program = lp.Program("torn")
-    program.add_node(lp.CourierNode(Torn, how == "hung"), label="torn")
-    liveness = lp.Liveness(heartbeat_s=2.0) if how == "hung" else None
-    # A start that ends well may be slow, too, and be taken for hung.
-    often = lp.RestartPolicy(max_restarts=50, backoff_s=0.01)
-    running = launch_program(
-        program,
-        launcher,
-        restart=often,
-        liveness=liveness,
-        checkpoints=tmp_path,
-        notice_s=0.3,
-        timing=timing,
-    )
-    if how == "hung":
-        running.wait(60)
-        expected = ["0 0"]  # of the last start, which ended well
-    else:
-        wait_until_up(running)
-        assert running.stop(30).killed == ("torn[0]",)
-        expected = []
-    assert [file.read_text() for file in tmp_path.glob("torn/0/0*/state/state")] == expected
-
-
 def _clean_up_slowly(file: str) -> None:
     try:
         Path(f"{file}.up").touch()
@@ -133,10 +81,9 @@ def test_whoever_is_ended_by_force_can_clean_up_undisturbed(
     poll_until(Path(f"{file}.up").exists)
     pid = first_pid(running)
     running.running.request_stop("now")
-    if "test_mp" == "test_mp":
-        poll_until(file.exists)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)  # somebody has no patience
+    poll_until(file.exists)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)  # somebody has no patience
     result = running.stop(30)
     assert file.read_text() == "4"
     assert "node[0]" in result.killed
@@ -217,32 +164,6 @@ def test_a_node_that_does_not_look_at_the_stop_has_a_moment_for_its_last_calls(
     client.finish()
     assert running.wait(30).outcome is lp.Outcome.STOPPED
     assert (tmp_path / "result").read_text() == "42"
-
-
-class SlowToBegin:
-    """Is asked to stop while it is constructed, and looks at nothing afterwards."""
-
-    def __init__(self, coordinator: Any, up: str) -> None:
-        self._coordinator = coordinator
-        Path(up).touch()
-        time.sleep(1)
-
-    def run(self) -> None:
-        while True:
-            self._coordinator.asked()
-
-
-def test_a_node_that_is_asked_while_it_is_constructed_does_not_hold_up_the_stop(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    program = lp.Program("slow")
-    coordinator = program.add_node(lp.CourierNode(Coordinator, str(tmp_path / "x")), label="c")
-    program.add_node(lp.PyClassNode(SlowToBegin, coordinator, str(tmp_path / "up")), label="slow")
-    running = launch_program(program, notice_s=60)
-    poll_until((tmp_path / "up").exists, 30)
-    started = time.monotonic()
-    assert running.stop(50).killed == ()
-    assert time.monotonic() - started < 20
 
 
 def _mistake_after_the_stop(coordinator: Any, up: str) -> None:

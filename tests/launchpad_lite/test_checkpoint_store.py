@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from launchpad_lite import _checkpoints
-from launchpad_lite._checkpoints import CheckpointStore
 from launchpad_lite.errors import CheckpointError, LaunchpadError
 from launchpad_lite.testing import poll_until
+from launchpad_lite.worker import checkpoints
+from launchpad_lite.worker.checkpoints import CheckpointStore
 
 Environment = dict[str, str]
 
@@ -261,7 +261,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
     assert restored(store) == "older"
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert record.name == "launchpad_lite._checkpoints"
+    assert record.name == "launchpad_lite.worker.checkpoints"
     assert record.getMessage().startswith(f"{version}: skipped this checkpoint: ")
     assert text in record.getMessage()
     assert version.is_dir(), "it is kept for whoever wants to look"
@@ -337,7 +337,7 @@ def test_what_a_checkpoint_cannot_hold_is_refused(
 def test_a_file_that_is_still_written_to_is_refused(
     store: CheckpointStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listing = _checkpoints._listing
+    listing = checkpoints._listing
 
     def slow_listing(state: Path) -> Any:
         entries = listing(state)
@@ -345,7 +345,7 @@ def test_a_file_that_is_still_written_to_is_refused(
             file.write(b"late")
         return entries
 
-    monkeypatch.setattr(_checkpoints, "_listing", slow_listing)
+    monkeypatch.setattr(checkpoints, "_listing", slow_listing)
     with pytest.raises(CheckpointError, match=r"weights.bin: changed from 1000 to 1004 bytes"):
         store.save(writes("1"))
     assert hidden(folder) == []
@@ -380,7 +380,7 @@ def test_a_hook_that_saves_or_restores_is_told_and_does_not_hang(
 _PRELUDE = """
 import contextlib, os, resource, shutil, sys
 from pathlib import Path
-from launchpad_lite._checkpoints import CheckpointStore
+from launchpad_lite.worker.checkpoints import CheckpointStore
 from launchpad_lite.errors import CheckpointError
 
 folder = Path(sys.argv[1])
@@ -733,7 +733,7 @@ def test_whatever_happens_the_newest_intact_state_is_restored(
                 store.save(fail)
             assert caught.value is error
         elif step == "kill":
-            left = folder / f"{_checkpoints._TEMPORARY}{number}" / "state"
+            left = folder / f"{checkpoints._TEMPORARY}{number}" / "state"
             left.mkdir(parents=True)
             writes("half")(left)
         elif versions := store.versions():

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import courier
-from launchpad_lite._clients import Clients
+from courier import lowlevel
+from launchpad_lite.worker._clients import Clients
 from tests.courier.waiting import wait_until
 
 
@@ -62,14 +63,14 @@ def test_clients_that_come_later_follow_moves_from_before(town: Town) -> None:
 def test_a_move_that_overtakes_another_is_the_one_that_holds(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, move = town.keep("a"), courier.move
+    client, move = town.keep("a"), lowlevel.move
 
     def be_overtaken(moved: Any, address: str) -> None:
-        monkeypatch.setattr(courier, "move", move)
+        monkeypatch.setattr(lowlevel, "move", move)
         town.move("bc")
         move(moved, address)
 
-    monkeypatch.setattr(courier, "move", be_overtaken)
+    monkeypatch.setattr(lowlevel, "move", be_overtaken)
     town.move("ab")
     assert client.address == "c:1"
 

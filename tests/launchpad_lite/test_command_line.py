@@ -15,7 +15,7 @@ from absl.testing import flagsaver
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite._checkpoints import CheckpointStore
+from launchpad_lite.worker.checkpoints import CheckpointStore
 from tests.launchers.scripts import without_logs_line
 
 #: What `python -m launchpad_lite.launch` runs.

@@ -16,6 +16,11 @@ class Server:
         return 1
 
 
+def test_the_host_of_an_endpoint_is_without_the_brackets_of_ipv6() -> None:
+    endpoint = lp.Endpoint("[fd00::1]:80")
+    assert (endpoint.host, endpoint.port) == ("fd00::1", 80)
+
+
 WRONG: list[tuple[list[Any], dict[str, Any], type[Exception], str]] = [
     ([[], "", "  \n", [""], ()], {}, ValueError, "takes a program"),
     ([None, 5, b"ls", Path("/bin/ls"), {"ls"}, ["ls", 5], [b"ls"]], {}, TypeError, "text"),

@@ -165,6 +165,15 @@ def test_it_is_constructed_once_here_too_if_it_is_asked_for() -> None:
     assert plan_of(deferred).executables
 
 
+def test_one_with_a_handle_is_that_of_the_program_that_runs() -> None:
+    program = lp.Program("twice")
+    server = program.add_node(lp.CourierNode(Server), label="server")
+    deferred = lp.Deferred(Locked, server)
+    for _ in range(2):
+        with lp.launch(program, "test_mt"):
+            assert deferred.dereference().args[0].ping() == "pong"
+
+
 def test_a_handle_in_it_is_not_dereferenced_before_the_launch() -> None:
     handle = lp.CourierNode(Server).create_handle()
     for thing in (handle, lp.Deferred(Locked, handle)):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launchpad_lite._escapes import shown
+from launchpad_lite.parts.escapes import shown
 
 
 @pytest.mark.parametrize(

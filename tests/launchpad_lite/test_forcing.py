@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import launchpad_lite as lp
-from launchpad_lite._forcing import ForcedExit, Forcing
+from launchpad_lite.process.forcing import ForcedExit, Forcing
 from launchpad_lite.testing import poll_until
 
 

@@ -8,19 +8,19 @@ import pytest
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite._address import AddressTable
-from launchpad_lite._runtime import NodeRuntime, NodeSetup, WorkerLink
+from launchpad_lite.life.events import (
+    EndCalls,
+    RequestStop,
+    Said,
+    ServersEnded,
+    ServersLost,
+    ServersMoved,
+    StopReceived,
+)
+from launchpad_lite.worker.address import AddressTable
+from launchpad_lite.worker.runtime import NodeRuntime, NodeSetup
 
 _KEY = "learner"
-
-
-class _Link(WorkerLink):
-    """Keeps whether it was said last that the code of a node looks at its stop."""
-
-    listens: bool | None = None
-
-    def stop_received(self, listens: bool) -> None:
-        self.listens = listens
 
 
 class Learner:
@@ -41,7 +41,7 @@ class Family:
         self.secret = secret
         self.table = AddressTable({_KEY: endpoint}, secret)
         self.host, self.part, self.part_of_part = (
-            NodeRuntime(NodeSetup("p", label, 0), self.table, _Link())
+            NodeRuntime(NodeSetup("p", label, 0), self.table, lambda _: None)
             for label in ("host", "part", "part_of_part")
         )
 
@@ -80,10 +80,10 @@ def family(learner: courier.Server) -> Iterator[Family]:
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 def test_parts_do_not_call_where_nobody_answers_any_more(family: Family, before: bool) -> None:
     if before:
-        family.host.note_ended([_KEY])
+        family.host.obey(ServersEnded("host[0]", (_KEY,)))
     with family.gathered():
         if not before:
-            family.host.note_ended([_KEY])
+            family.host.obey(ServersEnded("host[0]", (_KEY,)))
         for each in (family.part, family.part_of_part):
             with pytest.raises(courier.ServerUnreachableError):
                 family.client(each).step()
@@ -95,11 +95,11 @@ def test_parts_follow_a_server_that_has_moved(
 ) -> None:
     old = family.table.endpoints[_KEY]
     if before:
-        family.host.note_moved({_KEY: learner.address})
+        family.host.obey(ServersMoved({_KEY: learner.address}))
     with family.gathered():
         clients = [family.client(each, old) for each in (family.part, family.part_of_part)]
         if not before:
-            family.host.note_moved({_KEY: learner.address})
+            family.host.obey(ServersMoved({_KEY: learner.address}))
         assert [client.step() for client in clients] == [1, 1]
 
 
@@ -109,7 +109,7 @@ def test_parts_give_up_calls_to_a_lost_host(family: Family, learner: courier.Ser
         client = family.client(family.part_of_part)
         assert client.step() == 1
         future = client.futures.wait()
-        family.host.note_lost([_KEY])
+        family.host.obey(ServersLost((_KEY,)))
         with pytest.raises(courier.ServerLostError):
             future.result(20)
 
@@ -118,8 +118,8 @@ def test_parts_that_begin_when_calls_were_ended_make_none(
     family: Family, learner: courier.Server
 ) -> None:
     family.table.endpoints[_KEY] = learner.address
-    family.host.request_stop()
-    family.host.end_calls()
+    family.host.obey(RequestStop("host[0]"))
+    family.host.obey(EndCalls("host[0]"))
     with family.gathered():
         for each in (family.part, family.part_of_part):
             assert each.stop_event.is_set()
@@ -128,13 +128,13 @@ def test_parts_that_begin_when_calls_were_ended_make_none(
 
 
 def test_a_node_that_was_asked_while_it_was_constructed_tells_again_whether_it_listens() -> None:
-    link = _Link()
+    said: list[Said] = []
     setup = NodeSetup("program", "node", 0, notice_s=1.0)
-    runtime = NodeRuntime(setup, AddressTable({}, courier.Secret.generate()), link)
+    runtime = NodeRuntime(setup, AddressTable({}, courier.Secret.generate()), said.append)
     with runtime.active():
-        runtime.request_stop()
-        assert link.listens  # it may yet look
+        runtime.obey(RequestStop("node[0]"))
+        assert said[-1] == StopReceived("node[0]", 0, listens=True)  # it may yet look
         runtime.constructed(runs=True)
-        assert not link.listens
+        assert said[-1] == StopReceived("node[0]", 0, listens=False)
         assert lp.stop_event().is_set()
-        assert link.listens
+        assert said[-1] == StopReceived("node[0]", 0, listens=True)

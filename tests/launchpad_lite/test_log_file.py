@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launchpad_lite._log_file import LogFile, log_pieces, read_log
+from launchpad_lite.parts.log_file import LogFile, log_pieces, read_log
 
 
 def _write(path: Path, limit_bytes: float, pieces: list[bytes]) -> None:

@@ -1,6 +1,5 @@
 """Faults hit the workers of the program, leave nobody paused, and hit nobody else."""
 
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -13,8 +12,6 @@ import launchpad_lite as lp
 from launchpad_lite.launching import NodeStatus
 from launchpad_lite.testing import poll_until
 from launchpad_lite.testing.monkey import Fault, Monkey
-
-pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="a tool for Linux")
 
 
 class Counter:
@@ -169,14 +166,15 @@ def test_a_worker_that_ends_when_it_is_to_be_hit_is_spared(
 ) -> None:
     child = start_child()
     fake = FakeProgram(child.pid)
-    pidfd_open = os.pidfd_open
 
-    def open_too_late(pid: int) -> int:
-        if pid == child.pid:
+    def choose_too_late(self: Monkey) -> Any:
+        victims = choose(self)
+        if victims:
             fake.nodes = []
-        return pidfd_open(pid)
+        return victims
 
-    monkeypatch.setattr(os, "pidfd_open", open_too_late)
+    choose = Monkey._victims
+    monkeypatch.setattr(Monkey, "_victims", choose_too_late)
     with monkey_of(fake, Fault.KILL) as monkey:
         poll_until(lambda: not fake.nodes and fake.asked > 10)
     assert monkey.injected == []
@@ -235,12 +233,6 @@ def test_threads_and_other_machines_are_refused(launch_program: Any) -> None:
     fake.nodes = [NodeStatus("a[0]", "running", "gpu7", 4711, {})]
     with pytest.raises(TypeError, match=r"gpu7.*this machine only"):
         monkey_of(fake, Fault.KILL)
-
-
-def test_a_system_without_pidfds_is_refused(monkeypatch: Any) -> None:
-    monkeypatch.delattr(os, "pidfd_open")
-    with pytest.raises(NotImplementedError, match="pidfd"):
-        monkey_of(FakeProgram(), Fault.KILL)
 
 
 @pytest.mark.parametrize(

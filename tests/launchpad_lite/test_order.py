@@ -5,7 +5,7 @@ import sys
 
 from hypothesis import given, settings, strategies as st
 
-from launchpad_lite._order import StopOrder
+from launchpad_lite.life._order import StopOrder
 
 Calls = dict[str, list[str]]
 

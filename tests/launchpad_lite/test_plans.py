@@ -13,7 +13,7 @@ import unittest.mock
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pytest
@@ -21,6 +21,8 @@ import pytest
 import launchpad_lite as lp
 from launchpad_lite.nodes.base import Handle, PlanContext, Task
 from launchpad_lite.nodes.python import FunctionWork
+
+T = TypeVar("T")
 
 
 class Service:
@@ -779,6 +781,10 @@ class Converted(metaclass=Converts):
     def __init__(self, size: int) -> None: ...
 
 
+class Holds(Generic[T]):
+    def __init__(self, size: int) -> None: ...
+
+
 @functools.wraps(picky)
 def decorated(size: Any) -> None: ...
 
@@ -824,6 +830,7 @@ def unresolved(number: int, other: "Nowhere" = 0) -> None: ...  # type: ignore[n
         (literals, {"number": 1e6, "table": collections.Counter()}, ""),
         (loose, {"fraction": 1, "maybe": "x", "wrong": 1, "whatever": "x", "anything": "x"}, ""),
         (unresolved, {"number": "10"}, ""),
+        (Holds[str], {"size": "10"}, "Holds: argument 'size' is annotated int, and is '10'"),
         (Calls(), {"size": "10"}, ""),
         (Converted, {"size": "10"}, ""),
         (decorated, {"size": "10"}, ""),
@@ -872,7 +879,10 @@ def test_handles_whose_class_lacks_methods_of_the_annotated_one_are_mistakes() -
     )
     lp.plan(program)
     program.add_node(lp.PyNode(takes, declared, storage, learner), label="swapped")
-    (told,) = mistakes_of(program)
+    generic = program.add_node(lp.CourierNode(Holds[str], 3), label="generic")
+    program.add_node(lp.PyNode(takes, generic, learner), label="other")
+    told, of_generic = mistakes_of(program)
+    assert "CourierHandle(generic[0]: Holds), which has no" in of_generic
     assert "'storage' is annotated" in told
     assert "which has no sample" in told
     assert "'learner' is annotated" in told

@@ -19,6 +19,7 @@ from launchpad_lite.launching import Launcher
 
 class Mine(Launcher):
     description = "somewhere else"
+    interface = 1
 
     def __init__(self, region="here"):
         self.region = region
@@ -31,6 +32,16 @@ class Mine(Launcher):
 
     def start(self, plan, options):
         raise NotImplementedError
+
+class Later(Mine):
+    interface = 2
+
+class Undated(Mine):
+    interface = None
+
+class Near(Mine):
+    def __init__(self, distance=1, **options):
+        super().__init__(**options)
 
 class NoLauncher:
     pass
@@ -79,6 +90,17 @@ def test_what_a_launcher_refuses_is_a_mistake_of_the_program(install: Install) -
         lp.launch(small_program(), "mine", {"a": {"cpu": 99}})
 
 
+def test_a_launcher_that_extends_another_has_its_options_too(install: Install) -> None:
+    install("my-launchers", near="my_launchers:Near")
+    assert lp.plan(small_program(), "near", distance=2, region="there").notes == (
+        "1 nodes in there",
+    )
+    with pytest.raises(
+        TypeError, match=r"distanse= \(did you mean distance=\?\).* takes region, distance\)?$"
+    ):
+        lp.plan(small_program(), "near", distanse=2)
+
+
 def test_a_launcher_may_be_given_as_an_object(install: Install) -> None:
     install("my-launchers", mine="my_launchers:Mine")
     launcher = get_launcher("mine", {"region": "there"})
@@ -109,6 +131,8 @@ def test_what_is_said_twice_or_to_nobody_is_a_type_error(
         ("my_launchers:Nothing", "Nothing"),
         ("my_launchers:NoLauncher", r"no launchpad_lite\.launching\.Launcher"),
         ("my_launchers", r"no launchpad_lite\.launching\.Launcher"),
+        ("my_launchers:Later", r"says interface = 2; .* version 1 .* set interface = 1"),
+        ("my_launchers:Undated", "says interface = None; .* version 1"),
     ],
 )
 def test_a_broken_launcher_is_an_error_of_its_own_only(

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from launchpad_lite._private_files import (
+from launchpad_lite.parts.private_files import (
     check_folder,
     check_own_folder,
     make_folder,

@@ -42,7 +42,8 @@ def test_mistakes_and_interrupts_at_a_prompt_end_nothing_and_its_end_ends_all(
         timeout=60,
     )
     assert done.stdout.splitlines() == ["it serves", "still running: True"], done.stderr
-    assert done.returncode == 0
+    # Python 3.14 itself ends so if it was interrupted at its prompt.
+    assert done.returncode == (0 if sys.version_info < (3, 14) else -signal.SIGINT)
     assert "ZeroDivisionError" in done.stderr
     assert "KeyboardInterrupt" in done.stderr
     assert "launchpad:" not in done.stderr

@@ -3,7 +3,10 @@
 import re
 from typing import Any
 
+import pytest
+
 import launchpad_lite as lp
+from launchpad_lite.launching.status_table import mimes
 
 
 class Learner:
@@ -38,6 +41,21 @@ def test_a_running_program_tells_its_nodes_and_its_state(launch_program: Any) ->
     assert re.fullmatch(r"RunningProgram\('shown', 3 nodes, running \d+ s\)", repr(running))
     running.stop()
     assert repr(running) == "RunningProgram('shown', 3 nodes, stopped)"
+
+
+def test_without_a_kernel_a_running_program_is_text_in_ipython(launch_program: Any) -> None:
+    running = launch_program(make_program()).running
+    with pytest.raises(NotImplementedError):
+        running._ipython_display_()
+
+
+def test_names_in_the_table_of_a_notebook_are_no_markup(launch_program: Any) -> None:
+    program = lp.Program("<i>&")
+    program.add_node(lp.CourierNode(Learner), label="<b>")
+    text, markup = mimes(launch_program(program).running).values()
+    assert "<b>[0]" in text
+    assert "&lt;b&gt;[0]" in markup
+    assert "&lt;i&gt;&amp;" in markup
 
 
 def test_handles_and_nodes_tell_what_they_stand_for() -> None:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import launchpad_lite as lp
-from launchpad_lite._private_files import user_name
-from launchpad_lite._run_commands import ask_listed
+from launchpad_lite.cli._run_commands import ask_listed
+from launchpad_lite.parts.private_files import user_name
 from launchpad_lite.testing import poll_until
 
 #: Runs one command line after the other, as a shell would, and prints what each returned.
@@ -108,7 +109,7 @@ def test_another_shell_sees_reads_and_stops_a_program(
     status, logs, stack, stop, after = shown.split("exit code 0\n")[:5]
     assert told == ""
     assert status.splitlines()[1].split()[:3] == ["demo", "test_mp", str(os.getpid())]
-    columns = ["node", "state", "host", "pid", "restarts", "cores", "MiB"]
+    columns = ["node", "state", "since", "host", "pid", "restarts", "cores", "MiB"]
     assert status.splitlines()[4].split() == columns
     assert [line.split()[:2] for line in status.splitlines()[5:8]] == [
         ["buffer[0]", "serving"],
@@ -125,6 +126,13 @@ def test_another_shell_sees_reads_and_stops_a_program(
     assert running.wait().outcome is lp.Outcome.STOPPED
 
 
+def test_processes_have_the_names_of_their_nodes(running: lp.RunningProgram) -> None:
+    names = ["buffer[0]", "actor[0]", "actor[1]"]
+    pids = [each.pid for each in running.status()]
+    assert [psutil.Process(pid).name() for pid in pids] == names
+    running.stop()
+
+
 class Rude:
     def run(self) -> None:
         threading.current_thread().name = "\x1bc"
@@ -138,10 +146,13 @@ def test_another_shell_passes_no_orders_of_nodes_to_its_terminal(shell: Shell) -
     running = lp.launch(program, "test_mp")
     while not list(running.output()):
         assert not running.join(0.02)
-    shown, told = shell("logs", "stack", "stop")
+    shown, told = shell("logs", "stack", "why", "stop")
     assert told == ""
     assert shown.startswith("[rude[0]] \\x1b]0;title\\x07 \\x9b2J\n")
     assert "\\x1bc:\n" in shown
+    assert (
+        "no node waits in a call of another\nrude[0].run waits (test_running_programs.py:" in shown
+    )
     assert shown.replace("\n", "").isprintable()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import subprocess
 import sys
 import unittest.mock
 from pathlib import Path
@@ -372,6 +373,62 @@ def test_files_that_hide_our_packages_are_named(
     assert f"at {ours}: Python finds yours first. Rename yours" in error
 
 
+@pytest.mark.parametrize(
+    ("package", "others", "last"),
+    [
+        ("courier", ["courier"], "ours"),
+        ("courier", ["courier"], "theirs"),
+        ("courier", ["dm-launchpad", "dm-launchpad-nightly"], "theirs"),
+        ("courier", [], "ours"),  # a module of the user's own
+        ("courier", [], "uninstalled"),
+        ("launchers", ["fleet"], "ours"),
+        ("launchers", ["fleet"], "theirs"),
+    ],
+)
+def test_packages_of_the_same_name_in_one_folder_are_named(
+    tmp_path: Path, package: str, others: list[str], last: str
+) -> None:
+    root = Path(lp.__file__).parents[1]
+    for name in ("courier", "launchpad_lite", "launchers"):
+        (tmp_path / name).mkdir()
+        for path in (root / name).iterdir():
+            (tmp_path / name / path.name).symlink_to(path)
+    mixed = tmp_path / package
+    (mixed / "imap_client.py").touch()
+    if last != "ours":
+        (mixed / "__init__.py").unlink()
+    if last == "theirs":
+        (mixed / "__init__.py").write_text("IS_THEIRS = True")
+    (tmp_path / "interrupted.dist-info").mkdir()
+    for other in others:
+        known = tmp_path / f"{other.replace('-', '_')}-1.2.dist-info"
+        known.mkdir()
+        (known / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {other}\nVersion: 1.2\n")
+        (known / "RECORD").write_text(f"{package}/imap_client.py,,\n")
+    imports = f"""
+for name in ({package!r}, "launchpad_lite"):
+    try:
+        __import__(name)
+    except ImportError as error:
+        print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, *(["-S"] if last != "ours" else []), "-c", imports],
+        cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    errors = done.stdout.splitlines()
+    assert done.stderr == ""
+    assert len(errors) == {"ours": 2 * bool(others), "theirs": 1, "uninstalled": 1}[last]
+    for error in errors:
+        assert "pip install --force-reinstall --no-deps launchpad-lite" in error
+        if others:
+            theirs = " and ".join(f"{other} 1.2 at {mixed}" for other in others)
+            assert error.startswith(f"launchpad-lite at {root / package} and {theirs} have")
+            assert f"run: pip uninstall --yes {' '.join(others)}; pip install" in error
+        else:
+            assert error.startswith(f"files of launchpad-lite in {mixed} were replaced")
+
+
 _LOGGING = """
 import logging
 import launchpad_lite as lp
@@ -397,6 +454,46 @@ def test_workers_log_as_the_script_is_set_up_to(run_script: Any) -> None:
         "[a[0]] INFO|of the root",
         "[a[0]] DEBUG|of a logger with a level",
     ]
+
+
+_LAZY = """
+import inspect
+from typing import TYPE_CHECKING
+import launchpad_lite as lp
+
+if TYPE_CHECKING:
+    from nowhere import Thing
+
+class Node:
+    field: Thing | None = None
+
+    def __init__(self, thing: Thing | None = None) -> None:
+        self.thing = thing
+
+    def give(self, thing: Thing | None = None, count: int = 3) -> Thing:
+        return count
+
+def work(node: Thing, size: int):
+    def inner(thing: Thing) -> Thing:
+        return thing
+    signature = inspect.signature(node.give)
+    print(inner(node.give()), size, len(signature.parameters), "Thing" in str(signature))
+
+def make(size: int = 1, thing: Thing | None = None) -> lp.Program:
+    program = lp.Program("lazy")
+    node = program.add_node(lp.CourierNode(Node), label="node")
+    program.add_node(lp.PyNode(work, node, size), label="work")
+    return program
+
+if __name__ == "__main__":
+    lp.main(make)
+"""
+
+
+def test_annotations_may_name_what_only_type_checkers_import(run_script: Any) -> None:
+    first = "" if sys.version_info >= (3, 14) else "from __future__ import annotations\n"
+    done = run_script(first + _LAZY, "--size=2")
+    assert (done.returncode, done.stdout) == (0, "[work[0]] 3 2 2 True\n")
 
 
 _LOGGING_OF_ABSL = """

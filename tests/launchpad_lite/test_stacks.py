@@ -1,12 +1,23 @@
 """How the stacks of other threads are looked at."""
 
+import asyncio
 import gc
 import os
+import sys
 import threading
 import traceback
+import unittest.mock
 import warnings
+from collections.abc import Coroutine, Generator
+from typing import Any
 
-from launchpad_lite._stacks import describe_threads, frames_of_threads
+import pytest
+
+import courier
+import launchpad_lite as lp
+from launchpad_lite.life.timing import DEFAULT
+from launchpad_lite.process.stacks import describe_threads, frames_of_threads
+from launchpad_lite.testing import poll_until
 
 
 def test_no_garbage_is_collected_while_frames_of_other_threads_are_looked_at() -> None:
@@ -54,3 +65,130 @@ def test_a_child_that_is_forked_meanwhile_collects_garbage_and_looks_at_frames()
         thread.start()
         thread.join()
     assert codes == [0]
+
+
+class _Waiting:
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def wait(self) -> None:
+        self.begun.set()
+        assert self.go_on.wait(20)
+
+
+def test_a_thread_that_waits_for_a_call_says_for_which() -> None:
+    node = _Waiting()
+    with courier.Server(node, in_process="wire") as server:
+        client: Any = courier.Client(server.address)
+        courier.wait_until_ready(client)
+        waits = f"(waits for {server.address}: wait)"
+        for call in (client.wait, lambda: client.futures.wait().result()):
+            thread = threading.Thread(target=lambda call=call: call())
+            thread.start()
+            assert node.begun.wait(20)
+            # A future's call may have begun before its thread waits for it.
+            poll_until(lambda ident=thread.ident: waits in describe_threads([ident or 0]))
+            node.begun.clear()
+            node.go_on.set()
+            thread.join()
+            node.go_on.clear()
+        courier.close(client)
+
+
+class _OwnCoroutine(Coroutine[Any, Any, None]):
+    """A coroutine that code of the user implements."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(name)
+
+    def send(self, _: object) -> None:
+        return None
+
+    def throw(self, *error: Any) -> None:
+        raise StopIteration
+
+    def close(self) -> None:
+        pass
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        raise NotImplementedError
+
+
+def test_a_look_at_tasks_runs_no_code_of_their_coroutines() -> None:
+    async def look() -> None:
+        task = asyncio.create_task(_OwnCoroutine())
+        await asyncio.sleep(0)
+        assert ", in look" in await asyncio.to_thread(describe_threads)
+        task.cancel()
+
+    asyncio.run(look())
+
+
+def test_a_question_what_calls_wait_for_runs_no_code_of_callable_objects() -> None:
+    class Method:
+        def __call__(self) -> None: ...
+
+        def __getattr__(self, name: str) -> Any:
+            assert name != "__self__"
+            raise AttributeError(name)
+
+    with courier.Server(secret=courier.Secret.generate()) as server:
+        server.bind("method", Method())
+        assert server.dispatcher.waiting() == []
+
+
+class _AnswersAll:
+    """Runs code when it is asked for an attribute, as clients and mocks do."""
+
+    def __init__(self, *, is_awaited: bool) -> None:
+        self._is_awaited = is_awaited
+
+    def __getattr__(self, name: str) -> Any:
+        assert not name.startswith("cr_"), name
+        raise AttributeError(name)
+
+    def __await__(self) -> Any:
+        return self if self._is_awaited else _waits_beside(self)
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> None:
+        return None
+
+
+def _waits_beside(_: object) -> Generator[None, None, None]:
+    while True:
+        yield
+
+
+@pytest.mark.parametrize("is_awaited", [True, False])
+def test_a_look_at_tasks_runs_no_code_of_what_they_await(is_awaited: bool) -> None:
+    shown: list[str] = []
+
+    async def wait_for_it() -> None:
+        await _AnswersAll(is_awaited=is_awaited)
+
+    async def look() -> None:
+        task = asyncio.create_task(wait_for_it())
+        await asyncio.sleep(0)
+        shown.append(await asyncio.to_thread(describe_threads))
+        task.cancel()
+
+    asyncio.run(look())
+    assert "in wait_for_it" in shown[0]
+
+
+def test_a_look_at_nodes_as_threads_takes_the_frames_of_all_threads_once(
+    launch_program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = lp.Program("many")
+    with program.group("node"):
+        for _ in range(20):
+            program.add_node(lp.PyNode(lp.wait_for_stop))
+    timing = DEFAULT._replace(deadlock_s=1000.0)
+    running = launch_program(program, "test_mt", timing=timing).running
+    take = unittest.mock.Mock(side_effect=sys._current_frames)
+    monkeypatch.setattr(sys, "_current_frames", take)
+    assert len(running.stacks()) == 21
+    assert take.call_count < 4

@@ -1,14 +1,22 @@
 """Calls between nodes, right and wrong; type checkers must report exactly the lines marked.
 
-Checked, never run.
+Checked, never run. A mark names checkers that do otherwise: they miss a mistake, or report what is
+right. docs/calls.md says what these lines are about.
 """
 
 import concurrent.futures
-from collections.abc import Iterator
-from typing import overload
+import functools
+import operator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast, overload
 
 import courier
 import launchpad_lite as lp
+from launchpad_lite import engines, search
+from launchpad_lite.launching import Launcher
+from tests.typing.served_elsewhere import Buffer
+
+S = TypeVar("S")
 
 
 class Range:
@@ -16,8 +24,10 @@ class Range:
 
     def __init__(self, start: int, end: int) -> None:
         self._numbers = list(range(start, end))
+        self.double: Callable[[float], float] = lp.batched_handler(batch_size=8)(self._double)
 
     def produce(self, count: int = 1) -> list[int]:
+        """Returns the first numbers."""
         return self._numbers[:count]
 
     def name(self) -> str:
@@ -27,13 +37,26 @@ class Range:
     def numbers(self) -> list[int]:
         return self._numbers
 
-    def count(self) -> Iterator[int]:
-        yield from self._numbers
+    def count(self, by: int = 1) -> Iterator[int]:
+        yield from self._numbers[::by]
 
-    def later(self, text: str) -> "concurrent.futures.Future[int]":
+    async def later(self, text: str) -> int:
+        return len(text)
+
+    async def count_later(self, by: int = 1) -> AsyncIterator[int]:
+        for number in self._numbers[::by]:
+            yield number
+
+    def promise(self, text: str) -> "concurrent.futures.Future[int]":
         future: concurrent.futures.Future[int] = concurrent.futures.Future()
         future.set_result(len(text))
         return future
+
+    def weights(self) -> courier.Shared[list[int]]:
+        return courier.Shared(self._numbers)
+
+    def same(self, value: S, *more: int) -> S:
+        return value
 
     @overload
     def convert(self, value: int) -> str: ...
@@ -42,36 +65,83 @@ class Range:
     def convert(self, value: "int | str") -> "int | str":
         return value
 
+    @courier.idempotent
+    def look(self, key: str) -> int:
+        return len(key)
 
-class Consumer:
-    """Is given clients of ranges where the program has handles."""
+    @staticmethod
+    def version(of: str) -> int:
+        return len(of)
 
-    def __init__(self, ranges: "list[Range]") -> None:
-        self._ranges = ranges
+    @lp.batched_handler(batch_size=8)
+    def batched(self, values: list[str]) -> list[int]:
+        return [len(value) for value in values]
 
-    def run(self) -> None:
-        for each in self._ranges:
-            each.produce(2)
-            each.consume()  # mistake
+    def _double(self, values: Any) -> Any:
+        return 2 * values
+
+    def __call__(self, value: int) -> str:
+        return str(value)
 
 
 def make(start: int) -> Range:
     return Range(start, start + 1)
 
 
+def takes_int(value: int) -> None: ...
+
+
+def takes_text(value: str) -> None: ...
+
+
+def takes_ints(value: list[int]) -> None: ...
+
+
 program = lp.Program("typed")
 node = lp.CourierNode(Range, 0, 10)
 handle = program.add_node(node, label="r")
+
+# From the node to the client, and calls that wait.
 client = handle.dereference()
 client.produce()
 client.produse()  # mistake
 client.produce("3")  # mistake
 client.produce(1, 2)  # mistake
-numbers: list[int] = client.produce(count=3)
-text: str = client.produce()  # mistake
-
+client.produce(amount=3)  # mistake
+client.numbers()  # mistake
+takes_ints(client.produce(count=3))
+takes_text(client.produce())  # mistake
+takes_text(client.convert(3))
+takes_text(client.convert("3"))  # mistake
+client.convert(b"3")  # mistake
+takes_int(client.same(3, 4))
+client.same(3, "4")  # mistake
+takes_int(client.look("3"))
+client.look(3)  # mistake
+takes_int(client.version("3"))
+client.version(3)  # mistake
+takes_text(client(3))
+client("3")  # mistake
+client.double("3")  # mistake
+takes_text(client.double(3.0))  # mistake
+client.batched("3")
+for number in client.count(2):
+    takes_int(number)
+    takes_text(number)  # mistake
+client.count("2")  # mistake
+handle.produce()  # mistake
+found = cast("Range", courier.Client("127.0.0.1:4711"))
+found.produse()  # mistake
+elsewhere = program.add_node(lp.ExternalNode[Range]("127.0.0.1:4711"), label="elsewhere")
+elsewhere.dereference().produse()  # mistake
+made = functools.partial(Range, start=3)
+of_partial = program.add_node(lp.CourierNode(made, end=3), label="made").dereference()
+of_partial.produse()  # mistake, but not for: ty
 node.create_handle().dereference().name().upper()
 node.create_handle().dereference().name().uper()  # mistake
+courier.with_timeout(client, 5).produce()
+courier.with_timeout(client, 5).produse()  # mistake
+courier.with_timeout(client, "5")  # mistake
 
 # A function that makes the object is as good as its class.
 of_function = program.add_node(lp.CourierNode(make, 3), label="f").dereference()
@@ -79,64 +149,235 @@ of_function.produce()
 of_function.produse()  # mistake
 
 # Calls that do not wait.
-future = courier.submit(client.produce, 2)
-result: list[int] = future.result()
-wrong_result: str = future.result()  # mistake
-right_type: concurrent.futures.Future[str] = courier.submit(client.name)
+takes_ints(courier.submit(client.produce, 2).result())
+takes_text(courier.submit(client.produce, 2).result())  # mistake
+right: concurrent.futures.Future[str] = courier.submit(client.name)
+wrong: concurrent.futures.Future[int] = courier.submit(client.name)  # mistake
+courier.submit(client.produse, 2)  # mistake
 courier.submit(client.produce, "2")  # mistake
+courier.submit(client.produce, 1, 2)  # mistake
 courier.submit(client.produce, amount=2)  # mistake
+courier.submit(client.produce(2))  # mistake
+courier.submit(client.produce, 2).reslut()  # mistake
+takes_int(courier.submit(client.later, "3").result())
+takes_text(courier.submit(client.later, "3").result())  # mistake
+courier.submit(client.later, 3)  # mistake
+takes_int(courier.submit(client.promise, "3").result())
+takes_text(courier.submit(client.promise, "3").result())  # mistake
+takes_ints(courier.submit(client.weights).result())
+takes_text(courier.submit(client.weights).result())  # mistake
+takes_text(courier.submit(client.convert, 3).result())  # right, but not for: ty
+takes_text(courier.submit(client.convert, "3").result())  # mistake
+courier.submit(client.convert, b"3")  # mistake, but not for: pyrefly
+takes_int(courier.submit(client.same, 3, 4).result())
+courier.submit(client.same, 3, "4")  # mistake
+takes_text(courier.submit(client, 3).result())
+courier.submit(client, "3")  # mistake
+courier.submit(client.double, "3")  # mistake
+courier.submit(client.look, 3)  # mistake
+for number in courier.submit(client.count, 2).result():
+    takes_int(number)
+    takes_text(number)  # mistake
+for number in courier.submit(client.count_later, 2).result():
+    takes_int(number)
+    takes_text(number)  # mistake
+courier.submit(client.count_later, "2")  # mistake
 
 
-def takes_numbers(numbers: list[int]) -> None: ...
+# Calls for asyncio.
+async def in_asyncio(source: Range) -> None:
+    takes_ints(await courier.call_aio(source.produce, 2))
+    takes_text(await courier.call_aio(source.produce, 2))  # mistake
+    await courier.call_aio(source.produse, 2)  # mistake
+    await courier.call_aio(source.produce, "2")  # mistake
+    await courier.call_aio(source.produce, amount=2)  # mistake
+    courier.call_aio(source.produce, 2)  # mistake, but not for: ty
+    takes_ints(courier.call_aio(source.produce, 2))  # mistake
+    takes_int(await courier.call_aio(source.later, "3"))
+    takes_text(await courier.call_aio(source.later, "3"))  # mistake
+    await courier.call_aio(source.later, 3)  # mistake
+    takes_int(await courier.call_aio(source.promise, "3"))
+    takes_ints(await courier.call_aio(source.weights))
+    takes_text(await courier.call_aio(source.convert, 3))  # right, but not for: ty
+    await courier.call_aio(source.convert, b"3")  # mistake, but not for: pyrefly
+    takes_text(await courier.call_aio(source, 3))
+    async for number in courier.call_aio(source.count, 2):
+        takes_int(number)
+        takes_text(number)  # mistake
+    async for number in courier.call_aio(source.count_later, 2):
+        takes_int(number)
+        takes_text(number)  # mistake
+    await courier.call_aio(source.count, 2)  # mistake
+    async for _ in courier.call_aio(source.produce, 2):  # mistake
+        pass
 
 
-def takes_length(length: int) -> None: ...
+# In a node: its arguments are clients where the program has handles.
+class Consumer:
+    def __init__(self, ranges: list[Range], buffer: Buffer[str]) -> None:
+        self._ranges = ranges
+        self._buffer = buffer
+
+    def run(self) -> None:
+        futures = [courier.submit(each.produce, 2) for each in self._ranges]
+        for future in concurrent.futures.as_completed(futures):
+            takes_ints(future.result())
+            takes_text(future.result())  # mistake
+        for each in self._ranges:
+            each.consume()  # mistake
+        self._buffer.add("3", first=True)
+        self._buffer.add(3)  # mistake
+        courier.submit(self._buffer.add, 3)  # mistake
+        takes_ints(self._buffer.sample())  # mistake
 
 
-async def in_asyncio() -> None:
-    takes_numbers(await courier.call_aio(client.produce, 2))
-    takes_numbers(await courier.call_aio(client.name))  # mistake
-    await courier.call_aio(client.produce, "2")  # mistake
+# Generic classes, and those of other modules.
+buffer = program.add_node(lp.CourierNode(Buffer[str], 10), label="buffer")
+items: lp.Handle[Buffer[int]] = buffer  # mistake
+buffer.dereference().add("3")
+buffer.dereference().add(3)  # mistake
+takes_ints(courier.submit(buffer.dereference().sample, 2).result())  # mistake
+with program.group("range"):
+    handles = [program.add_node(lp.CourierNode(Range, 0, end)) for end in range(3)]
+handles[0].dereference().produse()  # mistake
+consumer = program.add_node(lp.CourierNode(Consumer, handles, buffer), label="consumer")
+consumer.dereference().runn()  # mistake
+
+# Nodes that are added later.
+declared: lp.Handle[Range] = program.declare("later")
+declared.dereference().produce(2)
+declared.dereference().produse()  # mistake
+program.declare(3)  # mistake
+
+# Colocations, cachers, and nodes that serve nothing.
+inner = lp.CourierNode(Range, 0, 10)
+silent = program.add_node(lp.ColocationNode([inner, lp.PyNode(make, 3)]), label="both")
+inner.create_handle().dereference().produse()  # mistake
+silent.dereference().produce()  # mistake
+lp.ColocationNode([inner, inner.create_handle()])  # mistake
+lp.ColocationNode([inner], "threads")  # mistake
+cacher = program.add_node(lp.CacherNode(handle), label="cacher").dereference()
+cacher.produce(2)
+cacher.produse()  # mistake
+
+# Pools.
+pool = lp.Pool(handles).dereference()
+pool.by_key("a").produce(2)
+pool.by_key("a").produse()  # mistake
+takes_ints(courier.submit(pool.by_key("a").produce, 2).result())
+courier.submit(pool.by_key("a").produce, "2")  # mistake
+names = [courier.submit(each.name) for each in pool.clients]
+takes_int(names[0].result())  # mistake
+lp.Pool(handles, choose="random")  # mistake
+lp.Pool(handle)  # mistake
 
 
-# Clients whose calls are made in all ways. What their calls take and return is known to mypy alone.
-class Actor:
-    def __init__(self, source: lp.Remote[Range]) -> None:
-        self._source = source
+class User:
+    """Is given one pool twice: as one of the nodes in turn, and as all of them."""
 
-    async def run(self) -> None:
-        source = self._source
-        takes_numbers(source.produce(2))
-        takes_numbers(source.futures.produce(count=2).result(1.0))
-        takes_numbers(await source.aio.produce(2))
-        takes_length(source.later("3"))
-        takes_length(await source.aio.later("3"))
-        takes_length(source.convert("3"))
-        for number in source.count():
-            takes_length(number)
-        async for number in await source.aio.count():
-            takes_length(number)
-        source.futures.produce().reslut()  # mistake
-        source.aio.produce().result()  # mistake
-        takes_length(source.produce())  # mistake for the plug-in
-        source.produse()  # mistake for the plug-in
-        source.produce("3")  # mistake for the plug-in
-        source.numbers()  # mistake for the plug-in
-        takes_length(source.convert(3))  # mistake for the plug-in
-        source.futures.produse()  # mistake for the plug-in
-        source.futures.produce(1, 2)  # mistake for the plug-in
-        takes_length(source.futures.produce().result())  # mistake for the plug-in
-        await source.aio.produse()  # mistake for the plug-in
-        await source.aio.produce(amount=2)  # mistake for the plug-in
-        takes_length(await source.aio.produce())  # mistake for the plug-in
+    def __init__(self, one: Range, pool: "courier.Pool[Range]") -> None:
+        one.produce(2)
+        one.produse()  # mistake
+        courier.submit(one.produce, "2")  # mistake
+        pool.by_key("a").produse()  # mistake
+        takes_int(len(pool.all.produce()))
 
 
-program.add_node(lp.CourierNode(Actor, handle), label="actor")
-remote = courier.as_remote(client)
-result = remote.futures.produce().result()
-remote.futures.produse()  # mistake for the plug-in
-given: courier.Remote[Range] = courier.Client("127.0.0.1:4711")
-courier.as_remote(client).poduce()  # mistake for the plug-in
+# Clients without the type of their object: their calls are not checked, their futures are.
+bare = courier.Client("127.0.0.1:4711")
+bare.produse(1, 2)
+bare.futures.produce(2).result(1.0)
+bare.futures.produce(2).reslut()  # mistake
+courier.Client(4711)  # mistake
+
+
+async def with_bare(bare: lp.CourierClient) -> None:
+    takes_ints(await bare.aio.produce(2))
+    async for _ in bare.aio.count():
+        pass
+    bare.aio.produce(2).result()  # mistake
+
+
+# Parameter servers.
+class Sgd(engines.ParameterServer):
+    def initial(self) -> dict[str, float]:
+        return {"weights": 0.5}
+
+    def push(self, worker: str, values: dict[str, float]) -> dict[str, float]:
+        return {"weights": 0.5 * values["weights"]}
+
+    def pull(self, key: str, value: float, update: float) -> float:
+        return value + update
+
+    def schedule(self, workers: Sequence[str], more: int) -> Mapping[str, list[str]]:  # mistake
+        return {}
+
+    def stop(self) -> str:  # mistake
+        return "no"
+
+
+ps = Sgd().add_to(program, workers=8).dereference()
+takes_int(ps.get("weights").version)
+takes_int(ps.get("weights").versoin)  # mistake
+ps.get()  # mistake
+ps.set("weights")  # mistake
+Sgd().add_to(program, workers="8")  # mistake
+
+
+class Shards(engines.PeerToPeer):
+    def initial(self) -> Mapping[str, float]:
+        return {"weights": 0.5}
+
+    def schedule(self) -> list[str]:
+        return ["weights"]
+
+    def push(self, values: Mapping[str, float]) -> Mapping[str, float]:
+        return values
+
+    def pull(self, key: str, value: float) -> float:  # mistake
+        return value
+
+
+Shards().add_to(program, peers=8).dereference().get("weights").versoin()  # mistake
+
+
+# Datasets.
+def counted(words: "engines.Dataset[str]") -> "engines.Dataset[tuple[str, int]]":
+    words.map(lambda word: (word, 1)).reduce_by_key(len)  # mistake
+    return words.map(lambda word: (word, 1)).reduce_by_key(operator.add)
+
+
+# Executors.
+def train(rate: float, steps: int = 10) -> str:
+    return f"{rate} {steps}"
+
+
+with search.Executor(workers=2) as executor:
+    takes_text(executor.submit(train, 0.1, steps=3).result())
+    takes_int(executor.submit(train, 0.1).result())  # mistake
+    executor.submit(train, "0.1")  # mistake
+    executor.submit(train, 0.1, step=3)  # mistake
+    executor.submit(train, 0.1).cancel(kill=True)
+    executor.submit(train, 0.1).cancel(kil=True)  # mistake
+    takes_text(next(executor.map(train, [0.1, 0.2], chunksize=2)))
+    takes_int(next(executor.map(train, [0.1, 0.2])))  # mistake
+    takes_text(next(executor.map(train, [0.1, 0.2], [3, 4])))
+    takes_text(next(executor.map(train, *[[1, 2], [3, 4]])))
+    takes_int(next(executor.map(len, ["0.1"])))
+    takes_int(next(executor.map(lambda rate: 3, [0.1])))
+    takes_text(next(executor.map(functools.partial(train, steps=3), [0.1], ordered=False)))
+    takes_ints(next(executor.map(Range(0, 1).produce, range(3))))
+    executor.submit(Range, 0, 1).result().produce()
+    executor.submit(Range, 0).result()  # mistake
+    executor.map(train, ["0.1"])  # mistake
+    executor.map(train, [0.1], chunk=2)  # mistake
+    standard: concurrent.futures.Executor = executor
+
+
+def on_mine(mine: Launcher) -> None:
+    search.Executor(launcher=mine)
+    search.Executor(launcher=Range)  # mistake
+
 
 # The API itself.
 program.add_node(Range(0, 1), label="r")  # mistake

@@ -1,4 +1,4 @@
-"""`launch`, as the original has it, on every launcher of launchpad-lite."""
+"""The original's `launch`, on every launcher of launchpad-lite."""
 
 import inspect
 import logging
@@ -19,8 +19,8 @@ _LOGGER = logging.getLogger(__name__)
 #: Where the output of nodes goes: `<folder>/<label>/<i>`.
 LOGGING_DIR_VARIABLE = "LAUNCHPAD_LOGGING_DIR"
 
-#: Launchers of the original by type: that of launchpad-lite. Threads share their arguments with the
-#: script; with tests, too, as far as these are known to be fit for processes.
+#: Launchers of launchpad-lite by type of the original. Threads share their arguments with the
+#: script; in tests, too, if these are known to be picklable.
 _LAUNCHERS = {
     LaunchType.LOCAL_MULTI_THREADING: "local_mt",
     LaunchType.LOCAL_MULTI_PROCESSING: "local_mp",
@@ -45,23 +45,23 @@ def launch(
     """Starts a program and returns at once. The script waits for its end, unless it is a test.
 
     Args:
-        programs: What to run; of several, the first.
-        launch_type: How; by default what `--lp_launch_type` says, and `local_mt` without it.
-            `--launcher` on the command line counts more than both, so that a script which cannot be
+        programs: The program; of several, the first.
+        launch_type: The type; by default that of `--lp_launch_type`, or else `local_mt`.
+            `--launcher` on the command line overrides both, so that a script which cannot be
             changed runs anywhere: `--launcher=ssh --hosts=h1,h2`.
         xm_resources: Has no effect: there is no XManager.
-        local_resources: What processes of nodes are started with, by group.
+        local_resources: Options of the processes of nodes, by group.
         test_case: The program ends with this test, which fails if a node has. Without it, programs of
             test types end with the test that is found on the stack, or else with the script.
         terminal: Where the output of processes goes: see `launchpad.launch.terminals`.
-        serialize_py_nodes: Whether nodes that are threads must be fit for processes; by default in
-            tests only.
+        serialize_py_nodes: Whether nodes that are threads must be picklable; by default in tests
+            only.
         controller_xm_requirements: As `xm_resources`.
 
     Raises:
         ProgramError: The program has mistakes.
         RuntimeError: A node cannot be pickled, and must.
-        ValueError: An argument cannot be.
+        ValueError: An argument has a wrong value.
     """
     parse_script_arguments()
     program = _first(programs)
@@ -73,7 +73,7 @@ def launch(
         serialization.check_program(program)
     if kind is LaunchType.LOCAL_MULTI_PROCESSING:
         terminal = terminals.choose(terminal)
-        if terminal is not None:  # nothing is to be shown here
+        if terminal is not None:  # nothing is shown here
             launcher = _named(get_launcher("test_mp"), kind)
     folder = os.environ.get(LOGGING_DIR_VARIABLE)
     running = lp.launch(
@@ -127,7 +127,7 @@ def _named(launcher: Launcher, kind: LaunchType) -> Launcher:
 def _known(
     program: lp.Program, resources: Mapping[str, lp.PythonProcess] | None
 ) -> dict[str, lp.PythonProcess]:
-    """Returns what there is a group for, as the original; says what has none."""
+    """Returns the entries for existing groups, as the original; warns of others."""
     known = {}
     for label, process in (resources or {}).items():
         if not isinstance(process, lp.PythonProcess):
@@ -150,7 +150,7 @@ def _link_logs(running: lp.RunningProgram, folder: Path) -> None:
 
 
 def _test_on_the_stack() -> unittest.TestCase | None:
-    """Returns the test case that a method of launches."""
+    """Returns the test case of a calling method."""
     frame = inspect.currentframe()
     while frame is not None:
         owner = frame.f_locals.get("self")

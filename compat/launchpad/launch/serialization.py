@@ -1,4 +1,4 @@
-"""Whether nodes are fit for processes."""
+"""Checks that nodes can be pickled."""
 
 import contextlib
 from collections.abc import Sequence
@@ -42,4 +42,4 @@ def check_nodes_are_serializable(label: str, nodes: Sequence[lp.Node[Any]]) -> N
 
 
 def enable_lru_cache_pickling_once() -> None:
-    """Does nothing: functions of `functools.lru_cache` travel."""
+    """Does nothing: functions of `functools.lru_cache` can be pickled."""

@@ -13,7 +13,7 @@ from launchpad.flags import FLAGS
 
 _LOGGER = logging.getLogger(__name__)
 
-#: What a user may set in place of the argument.
+#: The environment variable in place of the argument.
 VARIABLE = "LAUNCHPAD_LAUNCH_LOCAL_TERMINAL"
 
 #: Programs that open a window for a command, with the arguments before the title and the command.
@@ -28,12 +28,12 @@ _FILES = "output_to_files"
 
 
 def choose(terminal: str | None) -> str | None:
-    """Returns where the output of processes goes: None means the terminal of the script.
+    """Returns the terminal for the output of processes: None means that of the script.
 
     Args:
         terminal: `current_terminal`, `output_to_files`, `gnome-terminal`, `gnome-terminal-tabs`, `xterm`,
-            `tmux_session` or `byobu_session`. None: what LAUNCHPAD_LAUNCH_LOCAL_TERMINAL says, and
-            `current_terminal` without it. One that is not there falls back to that, with a warning.
+            `tmux_session` or `byobu_session`. None: that of LAUNCHPAD_LAUNCH_LOCAL_TERMINAL, or
+            else `current_terminal`. A missing one is replaced by that, with a warning.
 
     Raises:
         ValueError: It is none of them.
@@ -61,7 +61,7 @@ def show(terminal: str, running: lp.RunningProgram) -> None:
 
     Args:
         terminal: As `choose` returned it.
-        running: What to show.
+        running: The program to show.
     """
     nodes = [each.name for each in running.plan.executables]
     if terminal in _WINDOWS:

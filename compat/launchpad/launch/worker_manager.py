@@ -1,4 +1,4 @@
-"""What `launch` returns: a running program, with the methods of the original's `WorkerManager`."""
+"""The result of `launch`: a running program, with the methods of the original's `WorkerManager`."""
 
 import contextlib
 import threading
@@ -29,13 +29,13 @@ class WorkerManager:
     """A launched program. Thread-safe.
 
     Attributes:
-        running: The same as launchpad-lite has it.
+        running: The same program in launchpad-lite.
     """
 
     def __init__(self, running: lp.RunningProgram, *, shares_memory: bool) -> None:
         self.running = running
         self._shares_memory = shares_memory
-        #: Whether somebody ends it who is not the script.
+        #: Whether something other than the script ends it.
         self.is_taken = False
         _managers[:] = [each for each in _managers if each.running.result is None]
         _managers.append(self)
@@ -51,11 +51,11 @@ class WorkerManager:
         Args:
             labels_to_wait_for: Their groups; None means all.
             raise_error: Whether a failure of any node is raised.
-            return_on_first_completed: Whether one node that has ended will do.
+            return_on_first_completed: Whether the end of one node is enough.
 
         Raises:
             ValueError: There is no such group.
-            Exception: What a node raised, if nodes are threads; otherwise a RuntimeError that tells it.
+            Exception: That of a node, if nodes are threads; otherwise a RuntimeError that names it.
             KeyboardInterrupt: SIGINT ended the program.
             SystemExit: Another signal did.
         """
@@ -82,7 +82,7 @@ class WorkerManager:
         self.wait()
 
     def stop_and_wait(self) -> None:
-        """Ends the program and waits for that. Raises nothing of it."""
+        """Ends the program and waits for that. Does not raise failures."""
         self.running.request_stop("stop_and_wait() was called")
         self.wait(raise_error=False)
         self.running.collected = True
@@ -96,12 +96,12 @@ class WorkerManager:
         return wait_for_stop(timeout_secs)
 
     def check_for_thread_worker_exception(self) -> None:
-        """Raises what `wait` raises, if the program has failed."""
+        """Raises as `wait`, if the program has failed."""
         if self.running.result is not None:
             self._raise()
 
     def cleanup_after_test(self, test_case: Any = None) -> None:  # noqa: ARG002 - raising fails it
-        """Ends the program and waits for that; raises what failed, if nobody has seen it yet."""
+        """Ends the program and waits for that; raises its failure, if that was not raised yet."""
         self.running.request_stop("its test has ended")
         self.running.join()
         if not self.running.collected:
@@ -119,7 +119,7 @@ class WorkerManager:
             raise error from self.running.failure()
 
 
-#: What this process has launched and may run still. Scripts need not keep what `launch` returns.
+#: Launched programs that may still run. Scripts need not keep the result of `launch`.
 _managers: list[WorkerManager] = []
 
 
@@ -130,7 +130,7 @@ def stop_all(reason: str) -> None:
 
 
 def take_tests() -> list[WorkerManager]:
-    """Returns programs of test types that are not taken yet; who takes them ends them."""
+    """Returns programs of test types that are not taken yet; the caller ends them."""
     taken = [each for each in _managers if each.running.ends_with_script and not each.is_taken]
     for manager in taken:
         manager.is_taken = True
@@ -138,10 +138,10 @@ def take_tests() -> list[WorkerManager]:
 
 
 def end_tests(managers: Iterable[WorkerManager] | None = None) -> None:
-    """Ends programs, and waits for that; raises what failed, if nobody has seen it yet.
+    """Ends programs, and waits for that; raises what failed, if that was not raised yet.
 
     Args:
-        managers: Which; None means those that `take_tests` returns.
+        managers: The programs; None means those of `take_tests`.
     """
     with contextlib.ExitStack() as endings:  # of all, also if one raises
         for manager in take_tests() if managers is None else managers:

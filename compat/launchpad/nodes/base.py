@@ -1,4 +1,4 @@
-"""What nodes of the original have besides those of launchpad-lite."""
+"""The additions of the original's nodes to those of launchpad-lite."""
 
 import contextvars
 import dataclasses
@@ -55,7 +55,7 @@ class OriginalNode(Node[Any]):
 
     @property
     def own_addresses(self) -> list[Address]:
-        """Those that were allocated."""
+        """The allocated addresses."""
         own: list[Address] = vars(self).setdefault("_own_addresses", [])
         return own
 
@@ -84,11 +84,11 @@ class OriginalNode(Node[Any]):
         ]
 
     def wrapped(self, work: Work) -> Work:
-        """Returns what is to be done in place of `work`."""
+        """Returns the work in place of `work`."""
         return work
 
     def run(self) -> None:
-        """Does what the node does, in this thread and without a program: for tests, after `bind_addresses`."""
+        """Runs the node in this thread, without a program: for tests, after `bind_addresses`."""
         context = PlanContext("test_mt", "alone", 0, lp.Resources())
         (task,) = super().to_executables(context)  # type: ignore[safe-super] # of the kind
         work = _InContext(task.work, "test_mt", tuple(self.addresses))
@@ -96,7 +96,7 @@ class OriginalNode(Node[Any]):
 
 
 class OriginalClassNode(OriginalNode):
-    """A mixin for nodes that construct an object: subclasses may override what happens then.
+    """A mixin for nodes that construct an object: subclasses may override its methods.
 
     In the worker, `run` is called of a copy of the node, whose attributes have the original's names.
     """
@@ -105,7 +105,7 @@ class OriginalClassNode(OriginalNode):
     _args: Any
     _kwargs: Any
     _run: bool
-    #: Does what the node does if nothing is overridden.
+    #: The work of the node if nothing is overridden.
     _default_work: "CourierWork | ClassWork"
 
     @property
@@ -126,9 +126,7 @@ class OriginalClassNode(OriginalNode):
         if (node := running_node()) is None:
             super().run()
             return
-        work = dataclasses.replace(
-            self._default_work, constructor=self._construct_instance, args=(), kwargs={}
-        )
+        work = self._default_work._replace(constructor=self._construct_instance, args=(), kwargs={})
         work(node.runtime)
 
     def wrapped(self, work: Work) -> Work:

@@ -13,13 +13,13 @@ import pytest
 if TYPE_CHECKING:
     from launchpad_lite.testing.programs import ProgramLauncher
 
-#: Who has launched no program of the original has not loaded it.
+#: Only loaded if the test has launched a program of the original.
 _ORIGINAL = "launchpad.launch.worker_manager"
 
 
 @pytest.fixture
 def launch_program(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[ProgramLauncher]":
-    """Launches programs; stops them after the test and proves that nothing of them is left.
+    """Launches programs; stops them after the test and checks that nothing of them is left.
 
     Fails the test if something is left, or if a program failed and the test did not `wait` for it.
     """
@@ -38,7 +38,7 @@ def launch_program(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Progra
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Shows where nodes are when pytest-timeout ends a test."""
+    """Shows the stacks of nodes when pytest-timeout ends a test."""
     outcome: Any = yield
     launcher = getattr(item, "funcargs", {}).get("launch_program")
     is_late = call.excinfo is not None and "from pytest-timeout" in str(call.excinfo.value)
@@ -48,7 +48,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_fixture_setup(fixturedef: Any) -> Iterator[None]:
-    """Makes what a fixture of several tests launches end after that fixture, as with `setUpClass`."""
+    """Ends programs of fixtures of several tests after the fixture, as with `setUpClass`."""
     managers: list[Any] = []
     if fixturedef.scope != "function":
         fixturedef.addfinalizer(lambda: managers and sys.modules[_ORIGINAL].end_tests(managers))
@@ -59,7 +59,7 @@ def pytest_fixture_setup(fixturedef: Any) -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """Ends programs of test types, which nobody has stopped; what has failed in them fails the test."""
+    """Ends programs of test types that still run; what has failed in them fails the test."""
     if (module := sys.modules.get(_ORIGINAL)) is not None:
         module.end_tests()
 
@@ -67,5 +67,5 @@ def pytest_runtest_teardown() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Lets pytest exit with its code even if a thread of a node is stuck."""
-    if (module := sys.modules.get("launchpad_lite._exit")) is not None:
+    if (module := sys.modules.get("launchpad_lite.process.exit")) is not None:
         module.note_exit_code(int(session.exitstatus))

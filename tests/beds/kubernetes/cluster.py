@@ -53,6 +53,7 @@ class KubernetesCluster(Bed):
 
     Args:
         backoff_s: Seconds before a job replaces a failed pod, doubled each time; 10 in truth.
+        ipv6: Whether pods and services have IPv6 alone.
 
     Attributes:
         namespace: The only one.
@@ -61,8 +62,9 @@ class KubernetesCluster(Bed):
 
     namespace = "team"
 
-    def __init__(self, *, backoff_s: float = 0.2) -> None:
+    def __init__(self, *, backoff_s: float = 0.2, ipv6: bool = False) -> None:
         self._backoff_s = backoff_s
+        self._is_ipv6 = ipv6
         self._nodes = [
             Node(f"node-{number}", {"kubernetes.io/hostname": f"node-{number}"})
             for number in (1, 2)
@@ -165,7 +167,7 @@ class KubernetesCluster(Bed):
         Their logs are not; all that are being followed break.
         """
         self._kubelet.offline.add(node)
-        self._api.faults.drop("log")
+        self._api.drop("log")
 
     def give_up_node(self, node: str) -> None:
         """Deletes the pods of a node that is not ready, as a cluster does after a while.
@@ -251,7 +253,7 @@ class KubernetesCluster(Bed):
 
         self._store = Store()
         recorder = Events(self._store)
-        self._network = PodNetwork(self._store)
+        self._network = PodNetwork(self._store, ipv6=self._is_ipv6)
         stack.callback(self._network.close)
         interpreter = interpreter_folders()
         beside = Path(sys.prefix)
@@ -268,7 +270,9 @@ class KubernetesCluster(Bed):
         }
         self._kubelet = Kubelet(self._store, self._network, images, folder, memory, recorder.record)
         stack.callback(self._kubelet.close)
-        self._api = ApiServer(self._store, self.namespace, self._kubelet.read_log, lambda _: "")
+        self._api = ApiServer(
+            self._store, self.namespace, self._kubelet.read_log, self._network.services
+        )
         stack.callback(self._api.close)
         self._api.tokens[_TOKEN] = None
         self._store.create(

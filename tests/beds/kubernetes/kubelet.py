@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.beds.kubernetes.admission import quantity
 from tests.beds.kubernetes.logs import Log
-from tests.beds.kubernetes.network import DNS, DOMAIN, PodNetwork, Wire
+from tests.beds.kubernetes.network import DOMAIN, PodNetwork, Wire
 from tests.beds.kubernetes.store import ApiError, Object, Store, now, stamp
 
 _LOOK_S = 0.03
@@ -361,10 +361,11 @@ class PodRun:
         if self.spec.get("subdomain"):
             place = f"{self.spec['subdomain']}.{self.namespace}.svc.{DOMAIN}"
             names = f"{host}.{place} {host}"
-        (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{self.wire.address} {names}\n")
+        loopback = self.kubelet.network.loopback
+        (self.folder / "hosts").write_text(f"{loopback} localhost\n{self.wire.address} {names}\n")
         search = f"{self.namespace}.svc.{DOMAIN} svc.{DOMAIN} {DOMAIN}"
         (self.folder / "resolv.conf").write_text(
-            f"search {search}\nnameserver {DNS}\noptions ndots:5\n"
+            f"search {search}\nnameserver {self.kubelet.network.dns}\noptions ndots:5\n"
         )
         first = self.spec["containers"][0]["name"]
         for volume in self.spec.get("volumes") or []:
@@ -451,7 +452,7 @@ class PodRun:
         result = {
             "PATH": image.path,
             "HOSTNAME": self.spec.get("hostname") or self.name,
-            "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+            "KUBERNETES_SERVICE_HOST": str(self.kubelet.network.services[1]),
             "KUBERNETES_SERVICE_PORT": "443",
         }
         for one in container.get("env") or []:

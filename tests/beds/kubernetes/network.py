@@ -6,6 +6,7 @@ enforced, and the DNS server listens. They live by descriptors of this process a
 
 import contextlib
 import ctypes
+import ipaddress
 import os
 import select
 import socket
@@ -20,10 +21,9 @@ from tests.beds.kubernetes.selectors import selects
 from tests.beds.kubernetes.store import Object, Store
 from tests.beds.ssh_hosts import find_program
 
-DNS = "10.96.0.10"
 DOMAIN = "cluster.local"
-_GATEWAY = "169.254.1.1"
-_SERVICES = "10.96.0.0/16"
+ServiceNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+SERVICES: ServiceNetwork = ipaddress.ip_network("10.96.0.0/16")
 _CLONE_NEWNET = 0x40000000
 _TTL_S = 1
 _A, _AAAA = 1, 28
@@ -53,9 +53,22 @@ class PodNetwork:
 
     Args:
         store: The pods, services and policies that rules and names follow.
+        ipv6: Whether there is IPv6 alone, also on loopback.
+
+    Attributes:
+        services: Addresses of services; the tenth is the DNS server's.
+        dns: Its address.
+        loopback: Of pods.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, ipv6: bool = False) -> None:
+        self.services = ipaddress.ip_network("fd00:96::/112") if ipv6 else SERVICES
+        self.dns = str(self.services[10])
+        self.loopback = "::1" if ipv6 else "127.0.0.1"
+        self._is_ipv6 = ipv6
+        self._family = socket.AF_INET6 if ipv6 else socket.AF_INET
+        self._gateway = "fe80::1" if ipv6 else "169.254.1.1"
+        self._host = "128 nodad" if ipv6 else "32"
         self._store = store
         self._lock = threading.Lock()
         self._count = 0
@@ -66,12 +79,17 @@ class PodNetwork:
         self._relays: list[socket.socket] = []
         self._ip(
             self._router,
-            ["link set lo up", f"address add {DNS}/32 dev lo", f"route add {_SERVICES} dev lo"],
+            [
+                "link set lo up",
+                f"address add {self.dns}/{self._host} dev lo",
+                f"route add {self.services} dev lo",
+            ],
         )
-        forward = ["/bin/sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"]
+        setting = "ipv6/conf/all/forwarding" if ipv6 else "ipv4/ip_forward"
+        forward = ["/bin/sh", "-c", f"echo 1 >/proc/sys/net/{setting}"]
         _call([*self._inside(self._router), *forward])
-        self._dns = self._within(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-        self._dns.bind((DNS, 53))
+        self._dns = self._within(lambda: socket.socket(self._family, socket.SOCK_DGRAM))
+        self._dns.bind((self.dns, 53))
         self._end, self._closing = os.pipe()
         self._thread = threading.Thread(target=self._serve, name="cluster dns", daemon=True)
         self._thread.start()
@@ -99,7 +117,8 @@ class PodNetwork:
             self._count += 1
             number = self._count
         high, low = divmod(number, 250)
-        wire = Wire(uid, f"10.244.{high}.{low + 2}", f"pod{number}", _new_network())
+        address = f"fd00:244::{high}:{low + 2}" if self._is_ipv6 else f"10.244.{high}.{low + 2}"
+        wire = Wire(uid, address, f"pod{number}", _new_network())
         # An address of its own for the router on each link: it answers for it, and pods route all
         # to it, so that every packet passes the rules.
         self._ip(
@@ -107,9 +126,9 @@ class PodNetwork:
             [
                 f"link add {wire.link} type veth peer name eth0 netns {wire.path}",
                 f"link set {wire.link} addrgenmode none",
-                f"address add {_GATEWAY}/32 dev {wire.link}",
+                f"address add {self._gateway}/{self._host} dev {wire.link}",
                 f"link set {wire.link} up",
-                f"route add {wire.address}/32 dev {wire.link}",
+                f"route add {wire.address} dev {wire.link}",
             ],
         )
         self._ip(
@@ -117,10 +136,11 @@ class PodNetwork:
             [
                 "link set lo up",
                 "link set eth0 addrgenmode none",
-                f"address add {wire.address}/32 dev eth0",
+                f"address add {wire.address}/{self._host} dev eth0",
                 "link set eth0 up",
-                f"route add {_GATEWAY} dev eth0 scope link",
-                f"route add default via {_GATEWAY}",
+                f"route add {self._gateway} dev eth0{'' if self._is_ipv6 else ' scope link'}",
+                f"route add default via {self._gateway} dev eth0",
+                *(["address del 127.0.0.1/8 dev lo"] if self._is_ipv6 else []),
             ],
         )
         with self._lock:
@@ -149,10 +169,10 @@ class PodNetwork:
 
     def publish(self, port: int) -> str:
         """Lets pods reach a port of this machine's loopback; returns the address for them."""
-        listener = self._within(lambda: socket.create_server((DNS, port)))
+        listener = self._within(lambda: socket.create_server((self.dns, port), family=self._family))
         self._relays.append(listener)
         threading.Thread(target=_relay, args=(listener, port), daemon=True).start()
-        return f"{DNS}:{port}"
+        return f"[{self.dns}]:{port}" if self._is_ipv6 else f"{self.dns}:{port}"
 
     def sync(self) -> None:
         """Makes the rules those of the objects as they are now."""
@@ -160,7 +180,8 @@ class PodNetwork:
             rules = "\n".join([*self._filter_rules(), *self._service_rules()]) + "\n"
             if rules == self._rules:
                 return
-            restore = find_program("iptables-restore") or "iptables-restore"
+            restore = "ip6tables-restore" if self._is_ipv6 else "iptables-restore"
+            restore = find_program(restore) or restore
             _call([*self._inside(self._router), restore, "--wait"], rules)
             self._rules = rules
 
@@ -171,7 +192,7 @@ class PodNetwork:
                 for chain, side in (("FORWARD", "s"), ("FORWARD", "d"), ("INPUT", "s")):
                     yield f"-A {chain} -{side} {wire.address} -j DROP"
         yield "-A FORWARD -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT"
-        yield f"-A FORWARD -d {_SERVICES} -j REJECT"
+        yield f"-A FORWARD -d {self.services} -j REJECT"
         pods = [pod for pod in self._store.items("pods") if pod["metadata"]["uid"] in self._wires]
         policies = self._store.items("networkpolicies")
         for pod in pods:
@@ -217,6 +238,7 @@ class PodNetwork:
                     share = len(pods) - index
                     chance = f"-m statistic --mode random --probability {1 / share:.6f} "
                     address = self._wires[pod["metadata"]["uid"]].address
+                    address = f"[{address}]" if self._is_ipv6 else address
                     yield (
                         f"-A PREROUTING -d {spec['clusterIP']} -p {port['protocol'].lower()} "
                         f"--dport {port['port']} {chance if share > 1 else ''}"
@@ -305,10 +327,10 @@ def _answer(query: bytes, resolve: Callable[[str], list[str] | None]) -> bytes:
     question = query[12 : at + 5]
     addresses = resolve(".".join(parts))
     records = []
-    if kind == _A:
-        for address in addresses or []:
-            head = struct.pack("!HHHIH", 0xC00C, _A, 1, _TTL_S, 4)
-            records.append(head + socket.inet_aton(address))
+    for address in addresses or []:
+        if kind == (_AAAA if ":" in address else _A):
+            number = ipaddress.ip_address(address).packed
+            records.append(struct.pack("!HHHIH", 0xC00C, kind, 1, _TTL_S, len(number)) + number)
     code = _NO_NAME if addresses is None else _NO_ERROR
     flags = 0x8580 | code
     head = query[:2] + struct.pack("!HHHHH", flags, 1, len(records), 0, 0)

@@ -1,4 +1,4 @@
-"""The API server at the HTTP edge: requests of the official client, with the faults a test asks for."""
+"""The API server at the HTTP edge: requests of the official client."""
 
 import contextlib
 import json
@@ -10,69 +10,19 @@ import time
 import urllib.parse
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests.beds.kubernetes import admission, selectors
 from tests.beds.kubernetes.logs import Log, read
+from tests.beds.kubernetes.network import SERVICES, ServiceNetwork
 from tests.beds.kubernetes.store import RESOURCES, ApiError, Change, Object, Resource, Store, stamp
 
 Rules = frozenset[tuple[str, str]]
 """What a token may do: pairs of verb and resource, like ("get", "pods/log")."""
 
 _USER = "researcher"
-
-
-@dataclass
-class Failure:
-    """Answers instead of the real ones, for the next requests that match."""
-
-    status: int
-    left: int
-    matches: Callable[[str, str], bool]
-    retry_after_s: int
-
-
-@dataclass(eq=False)
-class Faults:
-    """What tests do to requests."""
-
-    failures: list[Failure] = field(default_factory=list)
-    streams: dict[str, set[socket.socket]] = field(
-        default_factory=lambda: {"watch": set(), "log": set()}
-    )
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def drop(self, kind: str) -> int:
-        """Cuts all open connections of a kind, as a lost network does: no last chunk."""
-        with self.lock:
-            streams = list(self.streams[kind])
-        for stream in streams:
-            with contextlib.suppress(OSError):
-                stream.shutdown(socket.SHUT_RDWR)
-        return len(streams)
-
-    def answer(self, method: str, path: str) -> ApiError | None:
-        with self.lock:
-            for failure in self.failures:
-                if failure.left and failure.matches(method, path):
-                    failure.left -= 1
-                    return _failed(failure)
-        return None
-
-
-def _failed(failure: Failure) -> ApiError:
-    known = {
-        409: ("Conflict", "Operation cannot be fulfilled: the object has been modified"),
-        410: ("Expired", "The resourceVersion for the provided list is too old."),
-        429: ("TooManyRequests", "too many requests, please try again later"),
-        500: ("InternalError", "Internal error occurred: etcdserver: leader changed"),
-        503: ("ServiceUnavailable", "the server is currently unable to handle the request"),
-    }
-    reason, message = known.get(failure.status, ("Unknown", "made to fail"))
-    details = {"retryAfterSeconds": failure.retry_after_s} if failure.status == 429 else {}
-    return ApiError(failure.status, reason, message, details)
 
 
 class ApiServer:
@@ -83,13 +33,10 @@ class ApiServer:
         namespace: The one there is.
         read_log: Given a pod and the name of a container, where its log is and whether more may
             come; raises ApiError where there is none.
-        quota: What it has to say against a pod, or "".
+        services: Addresses of services.
 
     Attributes:
         tokens: What each token may do; None: all.
-        jobsets: Whether the cluster has JobSet.
-        faults: Of requests.
-        requests: All that were made, as "GET /api/v1/...", with the time of time.monotonic().
     """
 
     def __init__(
@@ -97,16 +44,15 @@ class ApiServer:
         store: Store,
         namespace: str,
         read_log: Callable[[Object, str], Log],
-        quota: Callable[[Mapping[str, Any]], str],
+        services: ServiceNetwork = SERVICES,
     ) -> None:
         self.store = store
+        self._addresses = services
         self.namespace = namespace
         self.read_log = read_log
-        self.quota = quota
         self.tokens: dict[str, Rules | None] = {}
-        self.jobsets = True
-        self.faults = Faults()
-        self.requests: list[tuple[float, str]] = []
+        self.streams: dict[str, set[socket.socket]] = {"watch": set(), "log": set()}
+        self.lock = threading.Lock()
         self.closing = threading.Event()
         self._services = 0
 
@@ -137,8 +83,16 @@ class ApiServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-        for kind in self.faults.streams:
-            self.faults.drop(kind)
+        for kind in self.streams:
+            self.drop(kind)
+
+    def drop(self, kind: str) -> None:
+        """Cuts all open connections of a kind, as a lost network does: no last chunk."""
+        with self.lock:
+            streams = list(self.streams[kind])
+        for stream in streams:
+            with contextlib.suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)
 
     def admit(self, resource: str, item: Object, *, is_dry: bool = False) -> Object:
         """Creates an object as a request would, or only judges it; also for controllers."""
@@ -148,14 +102,9 @@ class ApiServer:
                 one["template"].setdefault("spec", {})
         item = json.loads(json.dumps(item))
         admission.fill(resource, item)
-        if resource == "pods" and (refusal := self.quota(item)):
-            metadata = item["metadata"]
-            name = metadata.get("name") or f"{metadata['generateName'][:58]}xxxxx"
-            raise ApiError(403, "Forbidden", f'pods "{name}" is forbidden: {refusal}')
         if resource == "services" and item["spec"].get("clusterIP") in (None, ""):
             self._services += 1
-            high, low = divmod(self._services + 20, 250)
-            item["spec"]["clusterIP"] = f"10.96.{high}.{low + 1}"
+            item["spec"]["clusterIP"] = str(self._addresses[self._services + 20])
         item["metadata"]["uid"] = str(uuid.uuid4())
         admission.fill_identity(resource, item)
         return self.store.create(resource, item, is_dry=is_dry)
@@ -187,15 +136,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Nobody reads it; `requests` holds what tests ask for."""
 
     def _handle(self) -> None:
-        api = self.server_api
         url = urllib.parse.urlsplit(self.path)
-        api.requests.append((time.monotonic(), f"{self.command} {self.path}"))
         query = {key: values[-1] for key, values in urllib.parse.parse_qs(url.query).items()}
         length = int(self.headers.get("Content-Length") or 0)
         try:
             body = self.rfile.read(length)
-            if failure := api.faults.answer(self.command, self.path):
-                raise failure
             document = json.loads(body) if body else None
             self._serve(url.path, query, document)
         except ApiError as error:
@@ -210,10 +155,6 @@ class _Handler(BaseHTTPRequestHandler):
         token = header.removeprefix("Bearer ")
         if token not in api.tokens:
             raise ApiError(401, "Unauthorized", "Unauthorized")
-        found = _discovered(api, path)
-        if found is not None:
-            self._answer(found)
-            return
         target = self._target(path)
         if target is None:
             raise ApiError(404, "NotFound", "the server could not find the requested resource")
@@ -238,8 +179,6 @@ class _Handler(BaseHTTPRequestHandler):
         resource = RESOURCES.get(found["plural"])
         group, version = found["group"] or "", found["core"] or found["version"]
         if resource is None or (resource.group, resource.version) != (group, version):
-            return None
-        if resource.plural == "jobsets" and not self.server_api.jobsets:
             return None
         return _Target(resource, found["namespace"] or "", found["name"] or "", found["sub"] or "")
 
@@ -394,9 +333,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     @contextlib.contextmanager
     def _stream(self, kind: str, content: str) -> Iterator[Callable[[bytes], None]]:
-        faults = self.server_api.faults
-        with faults.lock:
-            faults.streams[kind].add(self.connection)
+        api = self.server_api
+        with api.lock:
+            api.streams[kind].add(self.connection)
         try:
             self.send_response(200)
             self.send_header("Content-Type", content)
@@ -411,18 +350,14 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             self.close_connection = True
         finally:
-            with faults.lock:
-                faults.streams[kind].discard(self.connection)
+            with api.lock:
+                api.streams[kind].discard(self.connection)
 
     def _answer(self, document: Any, code: int = 200) -> None:
         body = json.dumps(document).encode()
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
-        if isinstance(document, dict):
-            retry = (document.get("details") or {}).get("retryAfterSeconds")
-            if retry is not None:
-                self.send_header("Retry-After", str(retry))
         self.end_headers()
         with contextlib.suppress(OSError):
             self.wfile.write(body)
@@ -506,14 +441,6 @@ def _event(kind: str, item: Object) -> bytes:
 
 def _is_true(text: str | None) -> bool:
     return (text or "").lower() in ("true", "1")
-
-
-def _discovered(api: ApiServer, path: str) -> Object | None:
-    """Returns what there is of JobSet, which is all that a launcher asks."""
-    jobset = RESOURCES["jobsets"]
-    if not api.jobsets or path != f"/apis/{jobset.api_version}":
-        return None
-    return {"kind": "APIResourceList", "resources": [{"name": jobset.plural}]}
 
 
 def _merged(target: Any, patch: Any) -> Any:

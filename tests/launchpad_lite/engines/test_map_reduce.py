@@ -18,7 +18,7 @@ import threading
 import time
 import tracemalloc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,9 @@ from launchpad_lite import engines
 from launchpad_lite.engines import map_reduce
 from launchpad_lite.engines._computing import memory_of
 from launchpad_lite.engines._map_reduce_driver import Driver
-from launchpad_lite.engines._map_reduce_worker import NotPreparedError, Worker
-from launchpad_lite.engines._operations import Items, Lines, lines_blocks
-from launchpad_lite.engines._store import MissingError, Store
+from launchpad_lite.engines._map_reduce_worker import NotPreparedError
+from launchpad_lite.engines._operations import ItemsSource, LinesSource, lines_blocks
+from launchpad_lite.engines._store import ChunkStore, MissingError
 from launchpad_lite.testing import Fault, Monkey, poll_until
 from tests.engines import needs_dask, needs_root, needs_spark
 from tests.launchpad_lite.engines.test_hashing import ODD, Caseless, are_equal
@@ -355,7 +355,7 @@ def test_files_are_cut_into_blocks_at_line_ends(
     path = tmp_path_factory.getbasetemp() / "cut.txt"
     path.write_bytes(text.encode())
     blocks = lines_blocks([path], block_bytes)
-    lines = Lines("lines", len(blocks), blocks=blocks)
+    lines = LinesSource("lines", len(blocks), blocks=blocks)
     found = [line for number in range(len(blocks)) for line in lines.compute(number)]
     expected = text.split("\n")
     if not expected[-1]:
@@ -522,7 +522,7 @@ def test_a_broadcast_and_a_cache_survive_a_worker_that_was_lost_between_jobs() -
 
 def test_nothing_is_added_to_what_was_dropped_or_read_of_it() -> None:
     owner = "life", 1
-    store = Store(None)
+    store = ChunkStore(None)
     with pytest.raises(MissingError, match="life"):
         store.add(owner, 0, b"early")
     store.open(owner)
@@ -548,15 +548,14 @@ class Restarted:
         self.left: list[str] = []
         self._has_begun = threading.Event()
 
-    def enter(self) -> str:
+    async def stay(self) -> AsyncIterator[str]:
         self.lives += 1
-        return str(self.lives)
-
-    async def stay(self, life: str) -> None:
-        pass
-
-    def leave(self, life: str) -> None:
-        self.left.append(life)
+        life = str(self.lives)
+        try:
+            yield life
+            await asyncio.Event().wait()
+        finally:
+            self.left.append(life)
 
     def prepare(self, life: str, job: str, payload: bytes, broadcasts: Sequence[str]) -> None:
         pass
@@ -578,9 +577,11 @@ def test_an_answer_of_an_old_life_does_not_end_the_new_one() -> None:
     with courier.Server(worker) as server:
         client = courier.Client(server.address)
         driver = Driver([client], lambda *_: None)
-        plan = Items("items", 3, chunks=(b"", b"", b""))
+        plan = ItemsSource("items", 3, chunks=(b"", b"", b""))
         assert driver.run(plan, _none, "test") == ["2 0", "2 1", "2 2"]
-        assert worker.left == ["1"]
+        poll_until(lambda: worker.left == ["1"])
+        driver.close()
+        poll_until(lambda: worker.left == ["1", "2"])
 
 
 def _none(partition: int, items: Iterator[Any]) -> None:
@@ -1048,10 +1049,6 @@ def test_code_that_ends_its_worker_is_named_and_the_engine_goes_on() -> None:
             ):
                 numbers.map(lambda x, bad=bad: os._exit(1) if x == bad else x).collect()
         assert numbers.count() == 20
-
-
-def test_a_stay_that_an_earlier_process_of_a_worker_knew_is_over() -> None:
-    asyncio.run(Worker(0, [None], None, None).stay("of a process that has ended"))
 
 
 _HERE = """

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launchpad_lite.engines._member import ElsewhereError, GoneError, Member, key_place
+from launchpad_lite.engines._member import ElsewhereError, GoneError, RingMember, key_place
 from launchpad_lite.engines._ring import Contact
 from launchpad_lite.engines.errors import ValuesLostError
 
@@ -46,7 +46,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-class Watched(Member):
+class Watched(RingMember):
     """Shows what it has, and what the last one had that left."""
 
     def __init__(self, world: "World", *args: Any) -> None:

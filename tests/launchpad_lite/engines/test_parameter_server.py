@@ -23,7 +23,12 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite import engines
 from launchpad_lite.engines._keys import hash_of
-from launchpad_lite.engines._servers import Coordinator, Member, Server, UnknownMemberError
+from launchpad_lite.engines._servers import (
+    Coordinator,
+    KeyServer,
+    UnknownMemberError,
+    WorkerIdentity,
+)
 from launchpad_lite.engines._updates import added
 from launchpad_lite.engines._user_code import run_user_code
 from launchpad_lite.testing import Fault, Monkey, poll_until
@@ -443,7 +448,7 @@ def in_a_node(function: Callable[[], None]) -> None:
 
 def test_a_value_of_another_server_is_new_even_if_its_version_is_the_same() -> None:
     def compare() -> None:
-        before, after = (Server(Sum(), [None]) for _ in range(2))
+        before, after = (KeyServer(Sum(), [None]) for _ in range(2))
         before.put({"a": "before"})
         after.put({"a": "after"})
         life, changed = before.read({"a": -1})
@@ -471,13 +476,13 @@ class Waiting(Sum):
 def test_reads_go_on_while_more_wait_for_a_slow_pull_than_there_are_handler_threads() -> None:
     def read() -> None:
         begun, goes_on = threading.Event(), threading.Event()
-        values = Server(Waiting(begun, goes_on), [None])
+        values = KeyServer(Waiting(begun, goes_on), [None])
         with courier.Server(values, in_process="wire", thread_pool_size=2) as server:
             client = courier.Client(server.address)
             client.put({"a": 0, "b": 0})
             updates = [
                 client.futures.update(
-                    Member(f"worker[{number}]", 0, number), 0, {"ab"[number % 2]: 1}
+                    WorkerIdentity(f"worker[{number}]", 0, number), 0, {"ab"[number % 2]: 1}
                 )
                 for number in range(10)
             ]
@@ -498,7 +503,7 @@ def test_a_worker_keeps_its_name_though_its_old_stream_has_not_ended() -> None:
         with courier.Server(coordinator, in_process="wire") as server:
             client = courier.Client(server.address)
 
-            def joined(*args: Any) -> tuple[Any, Member]:
+            def joined(*args: Any) -> tuple[Any, WorkerIdentity]:
                 stream = iter(client.stay("worker[0]", *args))
                 return stream, next(stream)[0]
 
@@ -524,16 +529,16 @@ def test_a_worker_keeps_its_name_though_its_old_stream_has_not_ended() -> None:
 
 def test_an_update_is_applied_once_and_those_of_workers_that_have_left_are_forgotten() -> None:
     def update() -> None:
-        server = Server(Sum(), [None])
+        server = KeyServer(Sum(), [None])
         server.put({"a": 0})
         for number in range(100):
             for step in (0, 0, 1, 0, 1):
-                server.update(Member("worker[0]", 7, number), step, {"a": 1}).result()
+                server.update(WorkerIdentity("worker[0]", 7, number), step, {"a": 1}).result()
         assert server.read({"a": -1})[1] == [("a", 200, 200)]
         # Which updates it had sent is not known any more.
-        late = server.update(Member("worker[0]", 7, 50), 9, {"a": 1})
+        late = server.update(WorkerIdentity("worker[0]", 7, 50), 9, {"a": 1})
         assert isinstance(late.exception(), UnknownMemberError)
-        server.update(Member("worker[0]", 8, 0), 0, {"a": 1}).result()
+        server.update(WorkerIdentity("worker[0]", 8, 0), 0, {"a": 1}).result()
         assert server.read({"a": -1})[1] == [("a", 201, 201)]
         assert list(server._applied) == ["worker[0]"]
 

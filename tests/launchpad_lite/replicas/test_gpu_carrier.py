@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from launchpad_lite.replicas import CollectiveMismatchError, ReplicaLostError
-from launchpad_lite.replicas._call import Call
+from launchpad_lite.replicas._call import CollectiveCall
 from launchpad_lite.replicas._gpu_carrier import GpuCarrier
 from tests.engines import needs_torch
 from tests.launchpad_lite.replicas.carriers import run
@@ -27,7 +27,7 @@ def test_tensors_are_combined_where_they_are(op: str) -> None:
 
     def reduce(carrier: Any) -> Any:
         tensor = torch.arange(3, dtype=torch.float32) + carrier.rank + 1
-        carrier.all_reduce(tensor, op, Call(1, "reduce"))
+        carrier.all_reduce(tensor, op, CollectiveCall(1, "reduce"))
         return tensor.tolist()
 
     values = np.arange(3) + np.array([[1], [2], [3]])
@@ -41,10 +41,14 @@ def test_all_else_goes_the_other_way() -> None:
 
     def exchange(carrier: Any) -> Any:
         tensor, array = torch.full((2,), carrier.rank), np.full(2, carrier.rank)
-        carrier.broadcast(tensor, 1, Call(1, "tensor"))
-        carrier.broadcast(array, 1, Call(2, "array"))
-        carrier.all_reduce(array, "sum", Call(3, "sum"))
-        return tensor.tolist(), array.tolist(), carrier.all_gather(carrier.rank, Call(4, "ranks"))
+        carrier.broadcast(tensor, 1, CollectiveCall(1, "tensor"))
+        carrier.broadcast(array, 1, CollectiveCall(2, "array"))
+        carrier.all_reduce(array, "sum", CollectiveCall(3, "sum"))
+        return (
+            tensor.tolist(),
+            array.tolist(),
+            carrier.all_gather(carrier.rank, CollectiveCall(4, "ranks")),
+        )
 
     assert run(gpu_carriers(2), exchange) == [([1, 1], [2, 2], [0, 1])] * 2
 
@@ -53,7 +57,9 @@ def test_different_calls_are_told_before_tensors_move() -> None:
     import torch
 
     def differ(carrier: Any) -> None:
-        carrier.all_reduce(torch.zeros(2 + carrier.rank), "sum", Call(1, f"[{2 + carrier.rank}]"))
+        carrier.all_reduce(
+            torch.zeros(2 + carrier.rank), "sum", CollectiveCall(1, f"[{2 + carrier.rank}]")
+        )
 
     errors = run(gpu_carriers(2), differ)
     assert [type(error) for error in errors] == [CollectiveMismatchError] * 2
@@ -66,12 +72,12 @@ def test_a_call_in_flight_ends_with_the_loss_of_a_peer(dies: bool) -> None:
     carriers = gpu_carriers(2)
 
     def reduce(carrier: Any) -> None:
-        carrier.all_reduce(torch.zeros(2), "sum", Call(1, "both"))
+        carrier.all_reduce(torch.zeros(2), "sum", CollectiveCall(1, "both"))
         if carrier.rank == 0:
-            carrier.all_reduce(torch.zeros(2), "sum", Call(2, "one"))
+            carrier.all_reduce(torch.zeros(2), "sum", CollectiveCall(2, "one"))
             return
         if dies:
-            carrier._agree(Call(2, "one"))
+            carrier._agree(CollectiveCall(2, "one"))
             carrier._group = None  # closes its connections, as the end of its process does
         lost = ReplicaLostError("replica 1 was lost")
         threading.Timer(0.1, carriers[0].abort, [lost]).start()  # the news comes later
@@ -86,7 +92,7 @@ def test_the_mean_of_large_float16_is_finite() -> None:
 
     def reduce(carrier: Any) -> Any:
         tensor = torch.full((2,), 40_000.0, dtype=torch.float16)
-        carrier.all_reduce(tensor, "mean", Call(1, "mean"))
+        carrier.all_reduce(tensor, "mean", CollectiveCall(1, "mean"))
         return tensor.tolist()
 
     assert run(gpu_carriers(2), reduce) == [[40_000.0, 40_000.0]] * 2
@@ -103,7 +109,9 @@ def test_replicas_that_share_a_gpu_do_without_nccl(
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     carriers = gpu_carriers(len(gpus))
-    answers = run(carriers, lambda carrier: carrier.takes(carrier.rank, Call(1, "compare GPUs")))
+    answers = run(
+        carriers, lambda carrier: carrier.takes(carrier.rank, CollectiveCall(1, "compare GPUs"))
+    )
     assert answers == [takes] * len(gpus)
     assert [each.message.partition(":")[0] for each in caplog.records] == (
         [] if takes else ["2 replicas share a GPU"]

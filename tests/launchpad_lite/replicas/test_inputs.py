@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ import pytest
 import courier
 from launchpad_lite import replicas
 from launchpad_lite.replicas import ReplicaLostError
-from launchpad_lite.replicas._carrier import AloneCarrier
+from launchpad_lite.replicas._carrier import Carrier
 from launchpad_lite.replicas._collectives import Collectives
-from launchpad_lite.replicas._inputs import Batch, Pipeline, SharedPipeline, opened, split_leading
+from launchpad_lite.replicas._inputs import Pipeline, SharedPipeline, opened, split_leading
 
 
 def test_a_batch_is_divided_along_the_first_dimension() -> None:
@@ -66,23 +66,13 @@ def test_a_callable_is_asked_for_each_batch() -> None:
     assert opened(lambda index: lambda: index, 3, step=4).take().value == 3
 
 
-def test_a_part_travels_whatever_it_is() -> None:
-    class Local(NamedTuple):
-        x: Any
-
-    array, local = np.arange(3), Local(1)
-    np.testing.assert_array_equal(Batch(True, array).packed().unpacked().value, array)
-    assert Batch(True, array).packed().value[0].dtype == np.uint8
-    assert Batch(True, local).packed().unpacked().value is local  # courier finds a way
-
-
 def test_what_is_no_pipeline_is_refused() -> None:
     with pytest.raises(TypeError, match="input_fn returned int: it returns an iterable"):
         opened(lambda index: 5, 0, step=0)
 
 
 def test_a_replica_that_waits_for_the_input_of_a_lost_one_learns_of_the_loss() -> None:
-    collectives, answer = Collectives(AloneCarrier()), Future[Any]()
+    collectives, answer = Collectives(Carrier()), Future[Any]()
     answer.set_exception(courier.ServerLostError("no answer came"))
     timer = threading.Timer(0.05, collectives.abort, [ReplicaLostError("replica[0] was lost")])
     timer.start()

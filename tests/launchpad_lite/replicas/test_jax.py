@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from launchpad_lite import replicas
 from launchpad_lite.replicas import _devices
 from launchpad_lite.replicas._jax_carrier import JaxCarrier, JaxMesh
-from launchpad_lite.replicas._memory_carrier import Exchange, MemoryCarrier
+from launchpad_lite.replicas._memory_carrier import MemoryCarrier, ThreadExchange
 from launchpad_lite.replicas._packing import Packed
 from tests.engines import needs_jax
 from tests.launchpad_lite.conftest import Run
@@ -37,10 +37,10 @@ def mesh(size: int) -> JaxMesh:
 
 def on_devices(size: int, processes: int = 1) -> Carriers:
     """Returns carriers of replicas; with several processes, as if these were such."""
-    outer = Exchange(processes)
+    outer = ThreadExchange(processes)
     found: list[Any] = []
     for process in range(processes):
-        exchange, between = Exchange(size // processes), MemoryCarrier(process, outer)
+        exchange, between = ThreadExchange(size // processes), MemoryCarrier(process, outer)
         found += [
             JaxCarrier(index, exchange, mesh(exchange.size), between)
             for index in range(exchange.size)
@@ -312,22 +312,6 @@ def test_replicas_get_the_parameters_of_one_process(name: str, size: int, run: A
             np.testing.assert_array_equal(found, first)  # bit by bit
 
 
-def test_batch_norm_over_replicas_is_that_of_the_whole_batch() -> None:
-    import jax.numpy as jnp
-
-    batch = np.random.default_rng(0).normal(3, 2, size=(16, 5)).astype(np.float32)
-
-    def story(repl: replicas.Replicator) -> Any:
-        mine = jnp.asarray(np.split(batch, repl.num_replicas)[repl.replica_id])
-        count, total, squares = repl.all_sum((len(mine), mine.sum(0), (mine**2).sum(0)))
-        mean = total / count
-        return (mine - mean) / jnp.sqrt(squares / count - mean**2 + 1e-5)
-
-    expected = (batch - batch.mean(0)) / np.sqrt(batch.var(0) + 1e-5)
-    found = np.concatenate(returned(run_on_devices(4, story)))
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
-
-
 def test_batches_are_made_on_the_device_of_the_replica(devices: Any) -> None:
     import jax.numpy as jnp
 
@@ -511,27 +495,6 @@ if __name__ == "__main__":
     )
     assert result.returncode == 0, result.stderr
     assert "learner says (0, 3)" in result.stdout
-
-
-def test_the_replica_that_fails_is_named_and_the_others_end(run_script: Run) -> None:
-    result = run_script(
-        """
-from launchpad_lite import replicas
-
-def train(repl):
-    import jax.numpy as jnp
-    def step_fn():
-        if repl.step == 3 and repl.replica_id == 2:
-            raise ValueError("bad luck")
-        return repl.all_sum(jnp.ones(2))
-    return len(list(repl.run(step_fn, steps=10)))
-
-if __name__ == "__main__":
-    replicas.TpuReplicator(1, 4).launch(train, label="learner")
-"""
-    )
-    assert result.returncode != 0
-    assert "replica 2 of learner: ValueError: bad luck" in result.stderr
 
 
 def test_a_restart_goes_on_with_arrays_of_arguments_and_checkpoints(run_script: Run) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from launchpad_lite.replicas import ReplicaLostError
-from launchpad_lite.replicas._meeting import Ended, Generation, Meeting
+from launchpad_lite.replicas._meeting import Generation, GenerationEnd, Meeting
 
 
 class Member:
@@ -23,7 +23,7 @@ class Member:
         return member
 
     begun: "asyncio.Future[Generation]"
-    ended: "asyncio.Future[Ended | None]"
+    ended: "asyncio.Future[GenerationEnd | None]"
 
     async def goes(self) -> None:
         """Stops reading its stream."""
@@ -57,7 +57,7 @@ def test_all_learn_of_a_loss_and_meet_again() -> None:
         members = [await Member.comes(meeting, rank) for rank in range(3)]
         await members[2].begun
         await members[1].goes()
-        assert await members[0].ended == await members[2].ended == Ended(1)
+        assert await members[0].ended == await members[2].ended == GenerationEnd(1)
         again = [await Member.comes(meeting, rank) for rank in (0, 2, 1)]
         assert {(await member.begun).number for member in again} == {2}
 
@@ -68,7 +68,7 @@ def test_who_comes_again_takes_the_place_of_its_earlier_life() -> None:
     async def story(meeting: Meeting) -> None:
         members = [await Member.comes(meeting, rank) for rank in (0, 1)]
         again = await Member.comes(meeting, 1)  # its end was not noticed yet
-        assert await members[0].ended == Ended(1)
+        assert await members[0].ended == GenerationEnd(1)
         first = await Member.comes(meeting, 0)
         assert await first.begun == await again.begun == Generation(2, (0, 1), ("info 0", "info 1"))
         await members[1].goes()  # noticed now: nobody is lost by it
@@ -116,7 +116,7 @@ def test_those_who_are_enough_go_on_until_the_lost_one_is_back() -> None:
         rest = [await Member.comes(meeting, rank) for rank in (2, 0)]
         assert await rest[0].begun == Generation(2, (0, 2), ("info 0", "info 2"))
         await Member.comes(meeting, 1)
-        assert await rest[0].ended == await rest[1].ended == Ended(1, is_back=True)
+        assert await rest[0].ended == await rest[1].ended == GenerationEnd(1, is_back=True)
         again = [await Member.comes(meeting, rank) for rank in (0, 2)]
         assert (await again[0].begun).members == (0, 1, 2)
 

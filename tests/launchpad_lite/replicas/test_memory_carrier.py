@@ -66,35 +66,6 @@ def test_broadcast_and_all_gather_give_what_others_have(
         assert [len(each["array"]) for each in gathered] == list(range(size))
 
 
-@settings(deadline=None, max_examples=20)
-@given(groups, st.lists(st.integers(-9, 9), min_size=1, max_size=12))
-def test_map_reduce_and_map_gather_are_a_loop_over_all_items(
-    group: tuple[int, int], items: list[int]
-) -> None:
-    def story(repl: replicas.Replicator) -> Any:
-        squares = repl.map_gather(lambda item: item**2, items)
-        return squares, repl.map_reduce(lambda item: {"x": item}, items, "max")
-
-    for squares, largest in returned(together(in_memory(*group), story)):
-        assert squares == [item**2 for item in items]
-        assert largest == {"x": max(items)}
-
-
-def test_no_two_replicas_share_an_array() -> None:
-    def story(repl: replicas.Replicator) -> Any:
-        mine = np.zeros(2)
-        got = repl.all_gather(mine)
-        got[0] += repl.replica_id + 1
-        sent = repl.broadcast(mine)
-        sent += 10
-        repl.all_gather(None)
-        return mine, got[0]
-
-    for rank, (mine, got) in enumerate(returned(together(in_memory(3), story))):
-        np.testing.assert_array_equal(mine, [0, 0])
-        np.testing.assert_array_equal(got, [rank + 1] * 2)
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_replicas_that_call_something_else_are_named_in_all(processes: int) -> None:
     def story(repl: replicas.Replicator) -> Any:
@@ -110,31 +81,3 @@ def test_replicas_that_call_something_else_are_named_in_all(processes: int) -> N
     assert all("all_gather of the odd one, its call 2, at " in text for text in texts)
     assert all("test_memory_carrier.py:" in text for text in texts)
     assert all(isinstance(each, replicas.ReplicaError) for each in outcomes)
-
-
-def test_other_shapes_are_a_mismatch() -> None:
-    outcomes = together(in_memory(3), lambda repl: repl.all_sum(np.zeros(repl.replica_id // 2)))
-    for error in outcomes:
-        assert isinstance(error, replicas.CollectiveMismatchError)
-        assert "float64[1]" in str(error)
-
-
-def test_all_others_end_when_one_fails() -> None:
-    def story(repl: replicas.Replicator) -> Any:
-        if repl.replica_id == 2:
-            raise ValueError("bad luck")
-        return repl.all_sum(1.0)
-
-    outcomes = together(in_memory(4), story)
-    assert isinstance(outcomes.pop(2), ValueError)
-    for error in outcomes:
-        assert isinstance(error, replicas.ReplicaLostError)
-        assert "replica 2" in str(error)
-
-
-def test_what_cannot_be_gathered_is_named_with_its_replica() -> None:
-    def story(repl: replicas.Replicator) -> Any:
-        return list(repl.run(lambda: (each for each in ()), steps=1))
-
-    outcomes = together(in_memory(2), story)
-    assert any("what step_fn returns cannot be gathered" in str(error) for error in outcomes)

@@ -14,7 +14,7 @@ import pytest
 import launchpad_lite as lp
 from launchpad_lite import replicas
 from launchpad_lite.replicas import _payload, _state
-from launchpad_lite.replicas._course import Place
+from launchpad_lite.replicas._course import LoopPlace
 from launchpad_lite.replicas._state import Training, packed
 from tests.engines import needs_torch
 from tests.launchpad_lite.replicas import torch_replicas  # noqa: F401 - loads torch before a test
@@ -381,7 +381,7 @@ def test_only_replica_0_saves_what_is_kept(tmp_path: Path) -> None:
         assert kept_in(training) == (3, kept)
         newest = training.newest()
         assert newest is not None
-        assert newest.places == [Place("run", 1, made=3)]
+        assert newest.places == [LoopPlace("run", 1, made=3)]
 
 
 def test_no_save_waits_for_steps_that_do_not_come(tmp_path: Path) -> None:

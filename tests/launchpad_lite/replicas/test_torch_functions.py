@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from launchpad_lite.replicas import _payload, _torch_functions as functions
-from launchpad_lite.replicas._call import Call
-from launchpad_lite.replicas._carrier import AloneCarrier
+from launchpad_lite.replicas._call import CollectiveCall
+from launchpad_lite.replicas._carrier import Carrier
 from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._torch_optimizer import wrap
 from tests.engines import needs_torch
@@ -29,7 +29,7 @@ def values(rank: int, rows: int = 2) -> Any:
 
 def run(size: int, function: Any) -> list[Any]:
     if size == 1:
-        return [function(Collectives(AloneCarrier()))]
+        return [function(Collectives(Carrier()))]
     return run_replicas(size, function)
 
 
@@ -135,7 +135,7 @@ def test_nested_values_of_which_some_need_no_gradient() -> None:
 
 def test_there_is_no_gradient_of_a_maximum() -> None:
     with pytest.raises(ValueError, match=r"no gradient of all_reduce\('max'\)"):
-        functions.all_reduce(Collectives(AloneCarrier()), values(0), "max")
+        functions.all_reduce(Collectives(Carrier()), values(0), "max")
 
 
 def batch_norm(inputs: Any, rows: int, total: Any) -> Any:
@@ -203,7 +203,9 @@ def test_tensors_are_gathered_as_they_were() -> None:
         "empty": torch.ones(0, 2),
     }
     with courier_carriers(one_machine)(2) as carriers:
-        results = run_all(carriers, lambda each: each.all_gather(given, Call(0, "all_gather")))
+        results = run_all(
+            carriers, lambda each: each.all_gather(given, CollectiveCall(0, "all_gather"))
+        )
     for gathered in itertools.chain(*results):
         for name, tensor in given.items():
             found = gathered[name]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from launchpad_lite import replicas
-from launchpad_lite.replicas._carrier import AloneCarrier, Carrier
+from launchpad_lite.replicas._carrier import Carrier
 from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._torch_optimizer import wrap
 from launchpad_lite.replicas.errors import (
@@ -90,7 +90,7 @@ def gradients_of(model: Any) -> list[Any]:
 
 
 def alone() -> Collectives:
-    return Collectives(AloneCarrier())
+    return Collectives(Carrier())
 
 
 def train(

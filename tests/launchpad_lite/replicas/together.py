@@ -8,7 +8,7 @@ from typing import Any
 from launchpad_lite import replicas
 from launchpad_lite.replicas._carrier import Carrier
 from launchpad_lite.replicas._collectives import Collectives
-from launchpad_lite.replicas._memory_carrier import Exchange, MemoryCarrier
+from launchpad_lite.replicas._memory_carrier import MemoryCarrier, ThreadExchange
 from launchpad_lite.replicas._state import Training
 from launchpad_lite.replicas.errors import ReplicaLostError
 from launchpad_lite.replicas.replicators import Here
@@ -18,10 +18,10 @@ Carriers = Sequence[Carrier]
 
 def in_memory(size: int, processes: int = 1) -> Carriers:
     """Returns carriers of replicas; with several processes, as if these were such."""
-    outer = Exchange(processes)
+    outer = ThreadExchange(processes)
     found: list[Carrier] = []
     for process in range(processes):
-        exchange, between = Exchange(size // processes), MemoryCarrier(process, outer)
+        exchange, between = ThreadExchange(size // processes), MemoryCarrier(process, outer)
         found += [MemoryCarrier(index, exchange, between) for index in range(exchange.size)]
     return found
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import launchpad_lite as lp
-from launchpad_lite.search._broker import BrokerOptions
 from launchpad_lite.search._joining import JOIN_FILE
 from launchpad_lite.search._model_node import ModelNode
+from launchpad_lite.search._parts import RESTART, BrokerOptions, add_parts
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.models import Model
-from launchpad_lite.search.running import RESTART, add_parts
 from tests.courier.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 import launchpad_lite as lp
-from launchpad_lite.search._broker import Broker, BrokerOptions
-from launchpad_lite.search._messages import Life, Outcome, State, Submission
+from launchpad_lite.search._broker import Broker
+from launchpad_lite.search._messages import Life, TaskOutcome, TaskState, TaskSubmission
+from launchpad_lite.search._parts import BrokerOptions
 from launchpad_lite.search._queue import Changes
-from launchpad_lite.search._store import BROKERS, PART_BYTES, SqliteStore
+from launchpad_lite.search._sqlite import BROKERS, SqliteStore
+from launchpad_lite.search._store import PART_BYTES
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import StoreError
 
@@ -32,7 +34,7 @@ def test_a_broker_that_could_not_store_a_task_does_not_accept_it_when_it_comes_a
     async def submit() -> None:
         for _ in range(2):
             with pytest.raises(StoreError, match="make room"):
-                await broker.submit("model", [Submission("1", bytes(1_000_000))])
+                await broker.submit("model", [TaskSubmission("1", bytes(1_000_000))])
 
     asyncio.run(submit())
     store.close()
@@ -60,13 +62,15 @@ def test_others_pass_what_is_large_on_its_way_into_the_store(
     worker = Life("worker", "life")
 
     async def work() -> None:
-        tasks = Submission("large", large), Submission("small", b"")
+        tasks = TaskSubmission("large", large), TaskSubmission("small", b"")
         await asyncio.gather(*(broker.submit("model", [each]) for each in tasks))
         assert wrote == ["payload", "write", "payload", "payload", "write"]
         found = await broker.work(worker, [], [], ["python"], 2, 1.0)
         assert found is not None
         wrote.clear()
-        outcomes = [Outcome(each.id, each.token, State.DONE, each.payload) for each in found]
+        outcomes = [
+            TaskOutcome(each.id, each.token, TaskState.DONE, each.payload) for each in found
+        ]
         both = outcomes[1:] * 2, outcomes[:1]  # the large one once more, after a timeout
         await asyncio.gather(*(broker.hand_in(each) for each in both))
         assert wrote == ["result", "write", "result", "result", "write"]

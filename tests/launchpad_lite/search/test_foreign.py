@@ -20,13 +20,13 @@ import grpc
 import pytest
 
 import courier
-from courier._secret import SessionKey
+from courier.wire.secret import SessionKey
 from launchpad_lite.search._joining import JOIN_FILE, JoinInfo
-from launchpad_lite.search._name_server import NameServer
 from launchpad_lite.search._proto import search_pb2 as pb
-from launchpad_lite.search._store import SqliteStore
+from launchpad_lite.search._sqlite import SqliteStore
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.models import TrialState
+from launchpad_lite.search.name_server import NameServer
 from launchpad_lite.search.tasks import Call, Foreign
 from tests.courier.certificates import Authority
 from tests.courier.grpc_client import GrpcClient
@@ -412,7 +412,7 @@ def test_a_worker_in_javascript_passes_all_checks(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_worker_in_javascript_joins_a_search_with_certificates(tmp_path: Path) -> None:
-    tls = Authority(tmp_path).issue(names=())  # none is that of the host
+    tls = Authority().issue(names=())  # none is that of the host
     secret = courier.Secret.generate()
     names = NameServer(Timing(beat_s=0.1))
     with courier.Server(names, secret=secret, tls=tls) as server:

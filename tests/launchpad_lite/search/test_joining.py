@@ -18,10 +18,11 @@ import launchpad_lite as lp
 from launchpad_lite.search import _joining
 from launchpad_lite.search._command_line import main
 from launchpad_lite.search._joining import JOIN_FILE, JoinInfo
-from launchpad_lite.search._messages import Life, Member
-from launchpad_lite.search._name_server import NameServer
+from launchpad_lite.search._messages import Life, SearchMember
+from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import SearchError, WorkerMismatchError
+from launchpad_lite.search.name_server import NameServer
 from launchpad_lite.search.running import run
 from launchpad_lite.search.tasks import Call
 from tests.courier.certificates import Authority
@@ -146,7 +147,16 @@ def names() -> Iterator[JoinInfo]:
 def join(info: JoinInfo) -> None:
     stop = threading.Event()
     stop.set()
-    _joining.OutsideWorker(info, "guest", stop, 1 << 20).run()
+    _joining.outside_worker(info, "guest", stop).run()
+
+
+def test_the_only_broker_is_chosen_before_it_has_registered(names: JoinInfo) -> None:
+    client, member = names.connect(), SearchMember("worker", Life("guest", ""))
+    chosen = [
+        Presence(member, client, dict.fromkeys(brokers, client), courier.Client, Timing()).choose()
+        for brokers in (["one"], ["one", "other"])
+    ]
+    assert chosen == ["one", ""]
 
 
 def test_a_wrong_secret_is_refused(names: JoinInfo) -> None:
@@ -155,9 +165,7 @@ def test_a_wrong_secret_is_refused(names: JoinInfo) -> None:
 
 
 def test_nobody_may_be_there() -> None:
-    with pytest.raises(
-        SearchError, match=r"nobody answers at 127\.0\.0\.1:1: the search has ended"
-    ):
+    with pytest.raises(SearchError, match=r"no answer from 127\.0\.0\.1:1: the search has ended"):
         join(JoinInfo("127.0.0.1:1", courier.Secret.generate()))
 
 
@@ -180,7 +188,7 @@ def test_a_worker_of_another_version_is_refused(
 def test_a_worker_on_another_python_is_refused(
     names: JoinInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = Member("worker", Life("first", "1"), version=lp.__version__, python="3.99")
+    first = SearchMember("worker", Life("first", "1"), version=lp.__version__, python="3.99")
     names.connect().register(first)
     with pytest.raises(WorkerMismatchError, match=r"guest runs on Python 3\.\d+, and this search"):
         join(names)
@@ -190,14 +198,14 @@ def test_the_python_of_a_search_is_that_of_its_model(tmp_path: Path) -> None:
     with searching(Tasks(Call(square, 3)), tmp_path) as search:
         wait_until(lambda: search.status().unknown_kinds)
         names = JoinInfo.read(tmp_path / JOIN_FILE).connect()
-        first = Member("worker", Life("first", "1"), version=lp.__version__, python="3.99")
+        first = SearchMember("worker", Life("first", "1"), version=lp.__version__, python="3.99")
         with pytest.raises(WorkerMismatchError, match=r"first runs on Python 3\.99, and this"):
             names.register(first)
         courier.close(names)
 
 
 def test_a_worker_joins_a_search_with_certificates_by_the_file_alone(tmp_path: Path) -> None:
-    tls = Authority(tmp_path).issue()
+    tls = Authority().issue()
     secret = courier.Secret.generate()
     with courier.Server(NameServer(Timing()), secret=secret, tls=tls) as server:
         path = JoinInfo(server.address, secret, tls).write(tmp_path)

@@ -14,8 +14,7 @@ import pytest
 import courier
 import launchpad_lite as lp
 from launchpad_lite import search
-from launchpad_lite.search._broker import BrokerOptions
-from launchpad_lite.search.running import RESTART, add_parts
+from launchpad_lite.search._parts import RESTART, BrokerOptions, add_parts
 from launchpad_lite.testing import poll_until
 from tests.launchpad_lite.search.tasks_for_tests import QUICK, Counting
 

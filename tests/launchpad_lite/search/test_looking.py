@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from launchpad_lite import search
-from launchpad_lite._escapes import shown
+from launchpad_lite.parts.escapes import shown
 from launchpad_lite.search._command_line import main
 from launchpad_lite.search._joining import JoinInfo
 from launchpad_lite.search.results import row_of
@@ -114,7 +114,7 @@ def test_a_search_whose_trials_all_failed_is_seen_with_their_errors(tmp_path: Pa
 
 _MODULE = """
 from launchpad_lite import search
-from launchpad_lite._escapes import shown
+from launchpad_lite.parts.escapes import shown
 
 class Mine(search.RandomSearch):
     maximize = False

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 import courier
-from launchpad_lite.search._messages import MOST_BYTES, Collected, Life, Load, Submission, View
+from launchpad_lite.search._messages import (
+    MOST_BYTES,
+    Collected,
+    Life,
+    Load,
+    MembersView,
+    TaskSubmission,
+)
 from launchpad_lite.search._outbox import Outbox
 from launchpad_lite.search._queue import Queue
 from launchpad_lite.search._timing import Timing
@@ -31,11 +38,11 @@ class Broker:
         self.on_the_way: list[Future[int]] = []
         self.futures = types.SimpleNamespace(submit=self.submit_later)
 
-    def submit_later(self, model: str, submissions: Sequence[Submission]) -> "Future[int]":
+    def submit_later(self, model: str, submissions: Sequence[TaskSubmission]) -> "Future[int]":
         self.on_the_way.append(Future())
         return self.on_the_way[-1]
 
-    def submit(self, model: str, submissions: Sequence[Submission]) -> int:
+    def submit(self, model: str, submissions: Sequence[TaskSubmission]) -> int:
         self.submitted.append(len(submissions))
         if self.timeout_s < self.takes_s:
             raise courier.CallTimeoutError("it takes longer")
@@ -73,7 +80,7 @@ def outbox(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Outbox:
     monkeypatch.setattr(courier, "with_timeout", with_timeout)
     presence: Any = types.SimpleNamespace(
         member=types.SimpleNamespace(who=types.SimpleNamespace(name="model")),
-        view=View(True, {"broker": ("", Load())}),
+        view=MembersView(True, {"broker": ("", Load())}),
         choose=lambda avoid=(): "broker",
         client=lambda name: {"broker": broker}[name],
         beat=lambda _: True,
@@ -82,7 +89,7 @@ def outbox(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Outbox:
 
 
 def test_tasks_that_are_too_large_for_one_call_take_several(outbox: Outbox, broker: Broker) -> None:
-    outbox.add([Submission(str(number), bytes(MOST_BYTES // 2)) for number in range(5)])
+    outbox.add([TaskSubmission(str(number), bytes(MOST_BYTES // 2)) for number in range(5)])
     assert outbox.send()
     assert broker.submitted == [2, 2, 1]
 
@@ -94,7 +101,7 @@ def test_a_thread_that_asks_what_a_broker_has_loses_no_task_that_another_one_sen
     collecting = threading.Thread(target=outbox.collect, args=(0.0,))
     collecting.start()
     assert broker.has_come.wait(10)
-    outbox.add([Submission("new", b"")])
+    outbox.add([TaskSubmission("new", b"")])
     sending = threading.Thread(target=outbox.send)
     sending.start()
     sending.join(0.2)
@@ -106,16 +113,16 @@ def test_a_thread_that_asks_what_a_broker_has_loses_no_task_that_another_one_sen
 
 def test_a_task_that_takes_long_to_arrive_arrives(outbox: Outbox, broker: Broker) -> None:
     broker.takes_s = 60.0
-    outbox.add([Submission("large", bytes(MOST_BYTES))])
+    outbox.add([TaskSubmission("large", bytes(MOST_BYTES))])
     assert any(outbox.send() for _ in range(8))
     assert broker.queue.load(0.0).queued == 1
 
 
 def test_others_pass_a_large_task_that_is_on_its_way(outbox: Outbox, broker: Broker) -> None:
-    large = [Submission(str(number), bytes(MOST_BYTES + 1)) for number in range(2)]
+    large = [TaskSubmission(str(number), bytes(MOST_BYTES + 1)) for number in range(2)]
     outbox.add(large)
     assert not outbox.send()
-    outbox.add([Submission("small", b"")])
+    outbox.add([TaskSubmission("small", b"")])
     assert not outbox.send()
     assert broker.queue.missing("model", ["0", "small"]) == ["0"]
     for number in range(2):
@@ -128,7 +135,7 @@ def test_others_pass_a_large_task_that_is_on_its_way(outbox: Outbox, broker: Bro
 def test_a_large_task_that_was_lost_on_its_way_is_sent_again(
     outbox: Outbox, broker: Broker
 ) -> None:
-    outbox.add([Submission("large", bytes(MOST_BYTES + 1))])
+    outbox.add([TaskSubmission("large", bytes(MOST_BYTES + 1))])
     assert not outbox.send()
     broker.on_the_way[0].set_exception(courier.ServerLostError("broker"))
     assert not outbox.send()
@@ -142,7 +149,7 @@ def test_a_task_begins_once_and_counts_as_running_while_it_has_a_worker(
 ) -> None:
     broker.is_lost = False
     worker = Life("worker", "life")
-    outbox.add([Submission("1", b""), Submission("2", b"")])
+    outbox.add([TaskSubmission("1", b""), TaskSubmission("2", b"")])
     outbox.send()
     one, _ = broker.queue.take(worker, (), ("python",), 2, 0.0)
     outbox.collect(0.0)

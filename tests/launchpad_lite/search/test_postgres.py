@@ -15,15 +15,14 @@ import pytest
 
 import launchpad_lite as lp
 from launchpad_lite import search
-from launchpad_lite.search._broker import BrokerOptions
-from launchpad_lite.search._messages import Life, Limits, Outcome, State, Submission
+from launchpad_lite.search._messages import Life, Limits, TaskOutcome, TaskState, TaskSubmission
 from launchpad_lite.search._model_node import ModelNode
+from launchpad_lite.search._parts import BrokerOptions, add_parts
 from launchpad_lite.search._postgres import PostgresStore, held_database
-from launchpad_lite.search._queue import Changes, Task
+from launchpad_lite.search._queue import Changes, QueuedTask
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import StoreError, StoreInUseError
 from launchpad_lite.search.models import Model
-from launchpad_lite.search.running import add_parts
 from launchpad_lite.search.tasks import Call
 from launchpad_lite.testing import poll_until
 from tests.engines import needs_postgres
@@ -64,11 +63,11 @@ def open_store(url: str) -> Iterator[Open]:
         each.close()
 
 
-def task(key: str, owner: str = "model", **fields: Any) -> Task:
-    return Task(Submission(key, b"payload"), owner, 0, **fields)
+def task(key: str, owner: str = "model", **fields: Any) -> QueuedTask:
+    return QueuedTask(TaskSubmission(key, b"payload"), owner, 0, **fields)
 
 
-def new(*tasks: Task) -> Changes:
+def new(*tasks: QueuedTask) -> Changes:
     return Changes(tasks, [], [])
 
 
@@ -77,15 +76,24 @@ def ids(store: PostgresStore) -> list[str]:
 
 
 def test_every_field_comes_back(open_store: Open) -> None:
-    submission = Submission(
+    submission = TaskSubmission(
         "full", b"\x00\xff", "rust", -1.5, 3, Limits(60.0, 5.0, 0.5, 1.0, 1 << 40)
     )
-    outcome = Outcome("full", "", State.FAILED, b"\x01", "raised\n", 1.25, "worker[3]", 0)
+    outcome = TaskOutcome("full", "", TaskState.FAILED, b"\x01", "raised\n", 1.25, "worker[3]", 0)
     lease = Life("worker[3]", "life"), "token"
-    full = Task(submission, "model", 7, False, lease, ("a\0b",), 2, outcome)
+    full = QueuedTask(submission, "model", 7, False, lease, ("a\0b",), 2, outcome)
     open_store("broker").write(new(full, task("bare")))
     found = {each.submission.id: each for each in open_store("broker").load()}
     assert found == {"full": full, "bare": task("bare")}
+
+
+def test_tables_of_another_version_are_refused(url: str, open_store: Open) -> None:
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("create table search_tasks (broker text, id text, worker text)")
+    with pytest.raises(StoreError, match="another version of launchpad-lite has made its tables"):
+        open_store("broker").load()
 
 
 def test_changes_and_removals_are_taken_over_in_the_broker_s_own_rows(open_store: Open) -> None:
@@ -118,7 +126,7 @@ def test_tasks_of_a_silent_broker_are_taken_over_and_it_can_write_no_more(
     open_store: Open,
 ) -> None:
     lost, other = open_store("lost"), open_store("other")
-    outcome = Outcome("2", "", State.DONE, b"result", worker="worker[0]")
+    outcome = TaskOutcome("2", "", TaskState.DONE, b"result", worker="worker[0]")
     lost.write(new(task("1"), task("2", outcome=outcome), task("another's", owner="another")))
     assert other.take_over("model", 5.0) == [], "it has just been heard of"
     time.sleep(0.06)
@@ -186,8 +194,10 @@ def age(store: PostgresStore) -> float:
 def test_a_write_is_taken_over_as_a_whole_or_not_at_all(open_store: Open) -> None:
     store = open_store("broker")
     store.write(new(task("1")))
+    bad = task("bad")
+    bad.number = 1 << 70  # no column takes that
     with pytest.raises(StoreError, match="all that was accepted is kept"):
-        store.write(Changes([task("2"), task("bad", losses=1 << 40)], [], ["1"]))
+        store.write(Changes([task("2"), bad], [], ["1"]))
     assert ids(store) == ["1"]
 
 

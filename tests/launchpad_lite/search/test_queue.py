@@ -15,13 +15,13 @@ from launchpad_lite.search._messages import (
     Life,
     Limits,
     Load,
-    Machine,
-    Outcome,
-    Progress,
-    State,
-    Submission,
+    TaskOutcome,
+    TaskProgress,
+    TaskState,
+    TaskSubmission,
+    WorkerMachine,
 )
-from launchpad_lite.search._queue import Changes, Queue, Task
+from launchpad_lite.search._queue import Changes, Queue, QueuedTask
 
 LEASE_S = 10.0
 MAX_LOSSES = 2
@@ -38,7 +38,7 @@ class Process:
     #: Tokens of what it has, by id, and when its lease was renewed last.
     held: dict[str, str] = field(default_factory=dict)
     renewed_at: dict[str, float] = field(default_factory=dict)
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[TaskOutcome] = field(default_factory=list)
     #: Tasks that may be run elsewhere, because a broker was lost.
     orphans: set[str] = field(default_factory=set)
 
@@ -56,30 +56,30 @@ class World:
         self.is_calm = False
         self.now = 0.0
         self.lives = itertools.count()
-        self.rows: dict[str, Task] = {}
+        self.rows: dict[str, QueuedTask] = {}
         self.queue, self.broker_life = self.empty(), 0
         self.workers = [Process(self.life(f"worker[{index}]")) for index in range(3)]
         # The model.
         self.numbers = itertools.count()
-        self.submissions: dict[str, Submission] = {}
+        self.submissions: dict[str, TaskSubmission] = {}
         self.sent_at: dict[str, float] = {}
         self.outstanding: dict[str, None] = {}
         self.unsent: dict[str, None] = {}
         self.accepted: dict[str, None] = {}
-        self.ended: dict[str, Outcome] = {}
+        self.ended: dict[str, TaskOutcome] = {}
         self.kept: dict[str, None] = {}
         self.acknowledged: list[str] = []
         self.session = "0"
         self.is_known, self.known_life = False, 0
-        self.checkpoint: tuple[dict[str, None], dict[str, Outcome]] = {}, {}
+        self.checkpoint: tuple[dict[str, None], dict[str, TaskOutcome]] = {}, {}
         # Its helper.
         self.helper, self.helper_life = self.empty(), self.life("helper")
         self.tokens: dict[str, str] = {}
         self.renewed_at: dict[str, float] = {}
-        self.unhanded: list[Outcome] = []
+        self.unhanded: list[TaskOutcome] = []
         self.helper_worker = Process(self.life("helper-worker"))
         # What is known from outside.
-        self.sent: list[Outcome] = []
+        self.sent: list[TaskOutcome] = []
         self.failures: dict[str, int] = {}
         self.stopped: set[str] = set()
         #: Tasks with a result; and those of them whose workers know that it was taken.
@@ -127,19 +127,19 @@ class World:
             self.helper_worker.orphans.update(self.tokens)
         self.queue.restore([replace(each) for each in self.rows.values()], self.now)
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: TaskOutcome) -> None:
         self.sent.append(outcome)
         counts = self.queue.finish(outcome)
-        if counts and outcome.state is State.DONE:
+        if counts and outcome.state is TaskState.DONE:
             self.counted.add(outcome.id)
-        if counts and outcome.state is State.FAILED:
+        if counts and outcome.state is TaskState.FAILED:
             self.failures[outcome.id] = self.failures.get(outcome.id, 0) + 1
 
     # The model.
 
     def ask(self, priority: float, retries: int, timeout_s: float | None, kind: str) -> None:
         key = str(next(self.numbers))
-        submission = Submission(key, b"payload", kind, priority, retries, Limits(timeout_s))
+        submission = TaskSubmission(key, b"payload", kind, priority, retries, Limits(timeout_s))
         self.submissions[key] = submission
         self.outstanding[key] = self.unsent[key] = None
 
@@ -184,7 +184,7 @@ class World:
             stopped = {key: int(key) % 2 == 1}
             self.stopped.update(stopped)
 
-        def answer() -> list[Outcome]:
+        def answer() -> list[TaskOutcome]:
             self.queue.acknowledge("model", acknowledged)
             self.queue.stop("model", stopped)
             return self.queue.collect("model", self.session)[0]
@@ -199,7 +199,7 @@ class World:
         for outcome in outcomes:
             self.accept(outcome)
 
-    def accept(self, outcome: Outcome) -> None:
+    def accept(self, outcome: TaskOutcome) -> None:
         self.unsent.pop(outcome.id, None)
         if outcome.id not in self.outstanding:
             assert outcome.id in self.kept
@@ -210,17 +210,17 @@ class World:
         self.kept[outcome.id] = None
         self.accepted.pop(outcome.id, None)
         submission = self.submissions[outcome.id]
-        if outcome.state is State.STOPPED:
+        if outcome.state is TaskState.STOPPED:
             # Without a store, it may have been stopped because nobody knew it.
             assert outcome.id in self.stopped or not self.stores
-        elif outcome.state is State.FAILED and self.stores:
+        elif outcome.state is TaskState.FAILED and self.stores:
             assert (
                 self.failures.get(outcome.id, 0) > submission.retries
                 or f"lost {MAX_LOSSES + 1} workers" in outcome.text
                 or self.is_late(submission)  # which counts as one of its failures
             )
 
-    def is_late(self, submission: Submission) -> bool:
+    def is_late(self, submission: TaskSubmission) -> bool:
         limit_s = submission.limits.timeout_s
         return limit_s is not None and self.now >= self.sent_at[submission.id] + limit_s
 
@@ -266,7 +266,7 @@ class World:
         self.note_sent(worker, sent)
         self.receive(worker, found)
 
-    def note_sent(self, worker: Process, sent: list[Outcome]) -> None:
+    def note_sent(self, worker: Process, sent: list[TaskOutcome]) -> None:
         worker.outcomes = [each for each in worker.outcomes if each not in sent]
         for each in sent:
             worker.held.pop(each.id, None)
@@ -298,7 +298,7 @@ class World:
         assert silent_s >= LEASE_S or self.is_late(self.submissions[key]), f"{key} is run twice"
 
     @staticmethod
-    def waiting(queue: Queue) -> list[Task]:
+    def waiting(queue: Queue) -> list[QueuedTask]:
         tasks = [
             each
             for key, each in queue._tasks.items()
@@ -307,27 +307,29 @@ class World:
         return sorted(tasks, key=lambda task: (-task.submission.priority, task.number))
 
     @staticmethod
-    def check_order(found: list[Assignment], waiting: list[Task], kinds: tuple[str, ...]) -> None:
+    def check_order(
+        found: list[Assignment], waiting: list[QueuedTask], kinds: tuple[str, ...]
+    ) -> None:
         # Leases that the call itself has ended are not in `waiting`.
         known = [each.submission.id for each in waiting if each.submission.kind in kinds]
         given = [each.id for each in found if each.id in known]
         assert given == known[: len(given)]
 
-    def run_one(self, index: int, state: State) -> None:
+    def run_one(self, index: int, state: TaskState) -> None:
         worker = [*self.workers, self.helper_worker][index]
         for key in worker.unbegun()[:1]:
-            worker.outcomes.append(Outcome(key, worker.held[key], state, b"result", "raised"))
+            worker.outcomes.append(TaskOutcome(key, worker.held[key], state, b"result", "raised"))
 
     def beat(self, index: int) -> None:
         worker = self.workers[index]
         tokens = dict(worker.held)
-        progress = [Progress(key, 1, 1.0) for key in tokens]
+        progress = [TaskProgress(key, 1, 1.0) for key in tokens]
         stops = self.call(lambda: self.queue.beat(worker.who, tokens, progress, self.now))
         if stops is not None:
             worker.renewed_at.update(dict.fromkeys(tokens.keys() - stops.keys(), self.now))
         for key in stops or ():
             if key in worker.unbegun():
-                worker.outcomes.append(Outcome(key, worker.held[key], State.STOPPED))
+                worker.outcomes.append(TaskOutcome(key, worker.held[key], TaskState.STOPPED))
 
     def give_back(self, index: int) -> None:
         worker = self.workers[index]
@@ -490,10 +492,10 @@ class World:
         for index in range(3):
             self.work(index, 2)
             self.beat(index)
-            self.run_one(index, State.DONE)
+            self.run_one(index, TaskState.DONE)
         self.help_no_more()
         self.work_for_helper(1)
-        self.run_one(3, State.DONE)
+        self.run_one(3, TaskState.DONE)
         self.help(0)
         self.help_beat()
         self.collect()
@@ -501,7 +503,7 @@ class World:
         self.check()
 
 
-def stored(task: Task) -> Task:
+def stored(task: QueuedTask) -> QueuedTask:
     return replace(task, expires_at=0.0, deadline_at=None, is_stopped=False, is_killed=False)
 
 
@@ -525,7 +527,7 @@ STEPS: list[tuple[float, Callable[[World, random.Random], object]]] = [
     (
         1.5,
         lambda world, draw: world.run_one(
-            draw.randint(0, 3), draw.choice([State.DONE, State.DONE, State.FAILED])
+            draw.randint(0, 3), draw.choice([TaskState.DONE, TaskState.DONE, TaskState.FAILED])
         ),
     ),
     (2, lambda world, draw: world.beat(draw.randint(0, 2))),
@@ -580,7 +582,7 @@ def make_queue(**options: Any) -> Queue:
 
 
 def ask(queue: Queue, *keys: str, now: float = 0.0, owner: str = MODEL, **options: Any) -> int:
-    return queue.submit(owner, [Submission(key, b"", **options) for key in keys], now)
+    return queue.submit(owner, [TaskSubmission(key, b"", **options) for key in keys], now)
 
 
 def take(
@@ -589,11 +591,11 @@ def take(
     return queue.take(worker, held, ANY, count, 0.0, helps=worker is HELPER)
 
 
-def done(each: Assignment) -> Outcome:
-    return Outcome(each.id, each.token, State.DONE, b"result")
+def done(each: Assignment) -> TaskOutcome:
+    return TaskOutcome(each.id, each.token, TaskState.DONE, b"result")
 
 
-def states(queue: Queue) -> dict[str, State]:
+def states(queue: Queue) -> dict[str, TaskState]:
     session = str(random.random())
     return {each.id: each.state for each in queue.collect(MODEL, session)[0]}
 
@@ -631,9 +633,9 @@ def test_a_task_that_raises_is_run_as_often_as_it_may(retries: int) -> None:
     ask(queue, "1", retries=retries)
     for _ in range(retries + 1):
         (each,) = take(queue)
-        assert queue.finish(Outcome("1", each.token, State.FAILED, b"report", "ValueError"))
+        assert queue.finish(TaskOutcome("1", each.token, TaskState.FAILED, b"report", "ValueError"))
     (outcome,) = queue.collect(MODEL, "")[0]
-    assert (outcome.state, outcome.payload) == (State.FAILED, b"report")
+    assert (outcome.state, outcome.payload) == (TaskState.FAILED, b"report")
     assert ("failed each time" in outcome.text) == bool(retries)
     assert outcome.text.endswith("ValueError")
 
@@ -651,7 +653,7 @@ def test_a_task_that_ends_its_workers_is_set_aside_and_takes_no_other_along() ->
                 break  # that ends the worker
             queue.finish(done(each))
     found = {each.id: each for each in queue.collect(MODEL, "")[0]}
-    assert [key for key, each in found.items() if each.state is State.FAILED] == ["0"]
+    assert [key for key, each in found.items() if each.state is TaskState.FAILED] == ["0"]
     assert len(found) == 8
     assert "has lost 3 workers; the last one, worker[0], was started again" in found["0"].text
 
@@ -677,7 +679,7 @@ def test_a_worker_that_ends_with_its_broker_is_no_fault_of_its_tasks() -> None:
     assert take(again, Life(WORKER.name, "second"))
     assert not states(again)
     take(again, Life(WORKER.name, "third"))
-    assert states(again) == {"1": State.FAILED}
+    assert states(again) == {"1": TaskState.FAILED}
 
 
 def test_an_answer_that_never_arrived_is_given_again_at_once() -> None:
@@ -714,8 +716,8 @@ def test_a_stopped_task_is_not_run_again(how: str) -> None:
     elif how == "left":
         queue.leave(WORKER)
     else:
-        queue.finish(Outcome("1", each.token, State.FAILED, text="while it ended"))
-    assert states(queue) == {"1": State.STOPPED}
+        queue.finish(TaskOutcome("1", each.token, TaskState.FAILED, text="while it ended"))
+    assert states(queue) == {"1": TaskState.STOPPED}
 
 
 def test_a_task_that_runs_too_long_fails_and_those_that_wait_have_their_time() -> None:
@@ -726,7 +728,7 @@ def test_a_task_that_runs_too_long_fails_and_those_that_wait_have_their_time() -
     queue.tick(4.9)
     assert not states(queue)
     queue.tick(5.1)
-    assert states(queue) == {"runs": State.FAILED}
+    assert states(queue) == {"runs": TaskState.FAILED}
     assert queue.beat(WORKER, {each.id: each.token}, (), 5.1) == {each.id: False}
     assert not queue.finish(done(each)), "it is too late"
 
@@ -740,7 +742,7 @@ def test_a_timeout_is_a_failure_that_retries_repeat() -> None:
         assert not states(queue)
         queue.tick(begun_at + 3.0)
     (outcome,) = queue.collect(MODEL, "")[0]
-    assert (outcome.state, outcome.attempts, outcome.worker) == (State.FAILED, 2, WORKER.name)
+    assert (outcome.state, outcome.attempts, outcome.worker) == (TaskState.FAILED, 2, WORKER.name)
 
 
 def test_a_worker_that_is_heard_of_ends_its_task_at_its_limits_by_itself() -> None:
@@ -761,8 +763,8 @@ def test_a_task_is_ended_by_force_until_it_has_ended() -> None:
     queue.stop(MODEL, {"1": False})
     held = {each.id: each.token, other.id: other.token}
     assert queue.beat(WORKER, held, (), 0.0) == {"1": True, "2": False}
-    queue.finish(Outcome("1", each.token, State.STOPPED))
-    assert states(queue) == {"1": State.STOPPED}
+    queue.finish(TaskOutcome("1", each.token, TaskState.STOPPED))
+    assert states(queue) == {"1": TaskState.STOPPED}
 
 
 def test_a_stop_does_not_count_as_time_that_a_task_has_run() -> None:
@@ -774,19 +776,19 @@ def test_a_stop_does_not_count_as_time_that_a_task_has_run() -> None:
     again.tick(86_404.0)
     assert not states(again)
     again.tick(86_405.1)
-    assert states(again) == {"1": State.FAILED}
+    assert states(again) == {"1": TaskState.FAILED}
 
 
 def test_a_large_task_has_time_to_arrive() -> None:
     queue = make_queue()
-    queue.submit(MODEL, [Submission("large", bytes(64 << 20), limits=Limits(3.0))], 0.0)
+    queue.submit(MODEL, [TaskSubmission("large", bytes(64 << 20), limits=Limits(3.0))], 0.0)
     take(queue)
     for second in range(16):
         queue.tick(float(second))
     assert queue.load(15.0).running == 1
     queue.tick(19.0)
     queue.tick(21.1)
-    assert states(queue) == {"large": State.FAILED}
+    assert states(queue) == {"large": TaskState.FAILED}
 
 
 def test_the_outcome_of_a_lost_worker_counts_if_it_is_the_first() -> None:
@@ -797,7 +799,7 @@ def test_the_outcome_of_a_lost_worker_counts_if_it_is_the_first() -> None:
     (late,) = take(queue, OTHER)
     assert queue.finish(done(early))
     assert not queue.finish(done(late))
-    assert states(queue) == {"1": State.DONE}
+    assert states(queue) == {"1": TaskState.DONE}
 
 
 def test_the_failure_of_a_lost_worker_does_not_count() -> None:
@@ -805,7 +807,7 @@ def test_the_failure_of_a_lost_worker_does_not_count() -> None:
     ask(queue, "1")
     (early,) = take(queue)
     (late,) = take(queue, Life(WORKER.name, "another"))
-    assert not queue.finish(Outcome("1", early.token, State.FAILED, text="raised"))
+    assert not queue.finish(TaskOutcome("1", early.token, TaskState.FAILED, text="raised"))
     assert queue.finish(done(late))
 
 
@@ -851,7 +853,7 @@ def test_what_an_earlier_life_has_left_waits_until_its_model_has_the_newest_code
     assert not take(again, other, count=3)
     assert again.resume(MODEL, ["kept", "changed", "run"], ["changed"]) == []
     assert [each.id for each in take(again, other, count=3, held=())] == ["kept", "run"]
-    again.submit(MODEL, [Submission("changed", b"newest")], 0.0)
+    again.submit(MODEL, [TaskSubmission("changed", b"newest")], 0.0)
     (found,) = take(again, Life("another", "life"))
     assert (found.id, found.payload) == ("changed", b"newest")
     (stored,) = [each for each in again.take_changes().new if each.submission.id == "changed"]
@@ -878,13 +880,13 @@ def test_a_task_with_which_a_broker_helps_becomes_its_own() -> None:
     queue.stop("broker", {"1": False})
     queue.drop("broker", ["1"])
     assert not queue.helps("broker", "1")
-    assert queue.take_changes().new[0].submission == Submission(
+    assert queue.take_changes().new[0].submission == TaskSubmission(
         "1", b"", "python", 2.0, 0, Limits(1.0)
     )
     (each,) = take(queue)
     queue.finish(done(each))
     assert queue.collect("broker", "") == ([], [])
-    assert states(queue) == {"1": State.DONE}
+    assert states(queue) == {"1": TaskState.DONE}
 
 
 def test_the_outcome_of_a_helped_task_goes_to_the_model_that_sends_it() -> None:
@@ -893,7 +895,7 @@ def test_the_outcome_of_a_helped_task_goes_to_the_model_that_sends_it() -> None:
     (each,) = take(queue)
     queue.finish(done(each))
     ask(queue, "1")
-    assert states(queue) == {"1": State.DONE}
+    assert states(queue) == {"1": TaskState.DONE}
     queue.acknowledge(MODEL, ["1"])
     assert queue.collect("broker", "") == ([], [])
 
@@ -921,8 +923,8 @@ def test_learning_curves_go_to_the_model_and_the_oldest_points_are_dropped() -> 
     queue = make_queue()
     ask(queue, "1")
     (each,) = take(queue)
-    points = [Progress("1", step, 0.5) for step in range(10_001)]
-    queue.beat(WORKER, {"1": each.token}, [*points, Progress("unknown", 0, 0.0)], 0.0)
+    points = [TaskProgress("1", step, 0.5) for step in range(10_001)]
+    queue.beat(WORKER, {"1": each.token}, [*points, TaskProgress("unknown", 0, 0.0)], 0.0)
     assert queue.has_news(MODEL)
     assert queue.collect(MODEL, "")[1] == points[1:]
     assert not queue.has_news(MODEL)
@@ -931,7 +933,7 @@ def test_learning_curves_go_to_the_model_and_the_oldest_points_are_dropped() -> 
 def test_what_is_too_large_for_one_call_comes_with_the_next_ones() -> None:
     queue = make_queue()
     large = bytes(MOST_BYTES // 2 + 1)
-    queue.submit(MODEL, [Submission(str(number), large) for number in range(3)], 0.0)
+    queue.submit(MODEL, [TaskSubmission(str(number), large) for number in range(3)], 0.0)
     held: dict[str, Assignment] = {}
     for count in (1, 2, 3):
         held |= {each.id: each for each in take(queue, count=3, held=tuple(held))}
@@ -983,14 +985,14 @@ def test_tasks_of_a_lost_broker_wait_again_and_outcomes_are_kept() -> None:
     queue.inherit(lost.take_changes().new, 1.0)
     assert queue.load(1.0).queued == 1
     assert queue.resume(MODEL, ["runs", "done", "helped", "known"]) == []
-    assert states(queue) == {"done": State.DONE}
+    assert states(queue) == {"done": TaskState.DONE}
     assert {each.submission.id for each in queue.take_changes().new} == {"runs", "done", "helped"}
     (again,) = take(queue)
     assert again.id == runs.id
     queue.tick(3.0)
     queue.tick(6.1)
-    assert states(queue) == dict.fromkeys(["runs", "helped", "known"], State.FAILED) | {
-        "done": State.DONE
+    assert states(queue) == dict.fromkeys(["runs", "helped", "known"], TaskState.FAILED) | {
+        "done": TaskState.DONE
     }
 
 
@@ -998,7 +1000,7 @@ def test_an_outcome_says_how_often_its_task_was_run_and_how_many_workers_were_lo
     queue = make_queue(max_losses=1)
     ask(queue, "lost", "raises", retries=1)
     _, raises = take(queue, count=2)
-    queue.finish(Outcome(raises.id, raises.token, State.FAILED, text="first"))
+    queue.finish(TaskOutcome(raises.id, raises.token, TaskState.FAILED, text="first"))
     queue.tick(0.0)
     queue.tick(LEASE_S / 2)
     queue.tick(LEASE_S)
@@ -1006,16 +1008,16 @@ def test_an_outcome_says_how_often_its_task_was_run_and_how_many_workers_were_lo
     (last,) = take(queue, Life("third", "life"))
     assert (again.id, last.id) == ("lost", "raises")
     queue.finish(done(again))
-    queue.finish(Outcome(last.id, last.token, State.FAILED, text="second"))
+    queue.finish(TaskOutcome(last.id, last.token, TaskState.FAILED, text="second"))
     found = {each.id: (each.attempts, each.lost_workers) for each in queue.collect(MODEL, "s")[0]}
     assert found == {"lost": (2, 1), "raises": (2, 0)}
 
 
 GIB = 1 << 30
-HOST = Machine("host", 4, 8 * GIB, ("0", "1"))
+HOST = WorkerMachine("host", 4, 8 * GIB, ("0", "1"))
 
 
-def lend(queue: Queue, name: str, machine: Machine = HOST) -> list[Assignment]:
+def lend(queue: Queue, name: str, machine: WorkerMachine = HOST) -> list[Assignment]:
     """Has a worker ask that has nothing."""
     return queue.take(Life(name, ""), (), ANY, 3, 0.0, machine=machine)
 
@@ -1029,7 +1031,7 @@ def test_a_machine_has_as_many_tasks_as_it_has_room_for() -> None:
     ask(queue, "1", "2", "3", limits=needing(memory_bytes=3 * GIB))
     assert [[each.id for each in lend(queue, name)] for name in "abc"] == [["1"], ["2"], []]
     assert lend(queue, "d", HOST._replace(name="another"))
-    assert lend(queue, "e", Machine("small", 64, GIB, ())) == []
+    assert lend(queue, "e", WorkerMachine("small", 64, GIB, ())) == []
 
 
 def test_what_waits_for_room_is_passed_only_by_what_it_does_not_need() -> None:

@@ -124,7 +124,9 @@ class Script:
             shutil.copy(file, copy)
         (store,) = copy.glob("*.sqlite")
         with contextlib.closing(sqlite3.connect(store)) as database:
-            rows = database.execute("select id, result from tasks where state = 'done'").fetchall()
+            rows = database.execute(
+                "select id, result from tasks where status like '%\"done\"%'"
+            ).fetchall()
         shutil.rmtree(copy)
         return {key: pickle.loads(result) for key, result in rows}
 

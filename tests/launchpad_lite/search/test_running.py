@@ -16,7 +16,7 @@ from launchpad_lite import engines, replicas, search
 from launchpad_lite.search import _progress
 from launchpad_lite.search._model_node import Status
 from launchpad_lite.search._progress import Table
-from launchpad_lite.search._store import SqliteStore
+from launchpad_lite.search._sqlite import SqliteStore
 from tests.courier.waiting import wait_until
 from tests.launchpad_lite.search.tasks_for_tests import (
     QUICK,
@@ -135,27 +135,6 @@ def test_a_search_that_stopped_because_all_failed_goes_on_with_a_function_that_w
     assert len(result.trials) == 30
     states = {trial.state for trial in result.trials}
     assert states == {search.TrialState.FAILED, search.TrialState.DONE}
-
-
-def test_a_task_that_raises_is_run_again_as_often_as_it_may_be():
-    runs = threading.Semaphore(2)
-
-    class Flaky(search.Task):
-        retries = 2
-
-        def run(self):
-            if runs.acquire(blocking=False):
-                raise ValueError("not yet")
-            return 7
-
-        def __reduce__(self):
-            return _keep, (id(self),)
-
-    task = Flaky()
-    _kept[id(task)] = task
-    result = run(Tasks(task))
-    assert result.model.results == [7]
-    assert result.trials[0].attempts == 3
 
 
 _kept: dict[int, search.Task] = {}

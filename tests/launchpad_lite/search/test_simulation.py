@@ -16,14 +16,14 @@ from launchpad_lite.search._messages import (
     Collected,
     Life,
     Load,
-    Member,
-    Outcome,
-    State,
-    Submission,
-    View,
+    MembersView,
+    SearchMember,
+    TaskOutcome,
+    TaskState,
+    TaskSubmission,
 )
 from launchpad_lite.search._outbox import Outbox
-from launchpad_lite.search._queue import Queue, Task
+from launchpad_lite.search._queue import Queue, QueuedTask
 from launchpad_lite.search._timing import Timing
 
 TIMING = Timing(lease_s=5.0, beat_s=1.0, silence_s=3.0, patience_s=3.0)
@@ -37,7 +37,7 @@ class Broker:
     def __init__(self, network: "Network", name: str) -> None:
         self.network = network
         self.name = name
-        self.rows: dict[str, Task] = {}
+        self.rows: dict[str, QueuedTask] = {}
         self.up_at = 0.0
         self.start()
 
@@ -79,7 +79,7 @@ class Broker:
 
     # As `_broker.Broker`.
 
-    def submit(self, model: str, submissions: Sequence[Submission]) -> Any:
+    def submit(self, model: str, submissions: Sequence[TaskSubmission]) -> Any:
         return self.call(lambda: self.queue.submit(model, submissions, self.network.now))
 
     def cancel(self, model: str, ids: Sequence[str]) -> Any:
@@ -120,7 +120,7 @@ class Broker:
         return self.call(answer)
 
     def work(
-        self, worker: Life, held: Sequence[str], outcomes: Sequence[Outcome], count: int
+        self, worker: Life, held: Sequence[str], outcomes: Sequence[TaskOutcome], count: int
     ) -> Any:
         def answer() -> list[Assignment]:
             for each in outcomes:
@@ -141,7 +141,7 @@ class Worker:
         self.who = Life(name, str(network.random.random()))
         self.broker = network.random.choice(list(network.brokers))
         self.held: dict[str, dict[str, str]] = {name: {} for name in network.brokers}
-        self.outcomes: dict[str, list[Outcome]] = {name: [] for name in network.brokers}
+        self.outcomes: dict[str, list[TaskOutcome]] = {name: [] for name in network.brokers}
         self.queue: list[tuple[str, Assignment]] = []
         self.ends_at = 0.0
         self.beats_at = 0.0
@@ -151,7 +151,9 @@ class Worker:
         if self.queue and now >= self.ends_at:
             broker, each = self.queue.pop(0)
             self.network.runs[each.id] += 1
-            self.outcomes[broker].append(Outcome(each.id, each.token, State.DONE, b"result"))
+            self.outcomes[broker].append(
+                TaskOutcome(each.id, each.token, TaskState.DONE, b"result")
+            )
             self.ends_at = now + self.network.random.uniform(0, 0.5)
         if now >= self.beats_at:
             self.beats_at = now + TIMING.beat_s
@@ -194,15 +196,15 @@ class Network:
         self.now = 0.0
         self.loss, self.crashes = 0.02, 0.002
         self.runs: collections.Counter[str] = collections.Counter()
-        self.member = Member("model", Life("model", ""))
+        self.member = SearchMember("model", Life("model", ""))
         self.brokers: dict[str, Broker] = {}
         for name in ("broker[0]", "broker[1]"):
             self.brokers[name] = Broker(self, name)
         self.workers = [Worker(self, f"worker[{index}]") for index in range(8)]
 
     @property
-    def view(self) -> View:
-        return View(
+    def view(self) -> MembersView:
+        return MembersView(
             True, {name: (name, Load()) for name, each in self.brokers.items() if each.is_up}
         )
 
@@ -240,7 +242,7 @@ def search(seed: int, kind: str, count: int, monkeypatch: pytest.MonkeyPatch) ->
             with_timeout=lambda client, _: client, CallTimeoutError=courier.CallTimeoutError
         ),
     )
-    todo = [Submission(str(number), b"", retries=number % 2) for number in range(count)]
+    todo = [TaskSubmission(str(number), b"", retries=number % 2) for number in range(count)]
     asked, told = 0, collections.Counter[str]()
     kept: list[str] = []
     outbox: Any = Outbox(network, TIMING)  # type: ignore[arg-type]

@@ -1,7 +1,0 @@
-"""The only room that knows grpc: the front door of a server and the lane to it."""
-
-import os
-
-# grpc reads it when it is imported. By default it writes a line to standard error whenever a
-# server ends with calls in flight, among the output of users' programs; errors still show.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -1,0 +1,1 @@
+"""Calls, and how methods run. Knows no transport."""

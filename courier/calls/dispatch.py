@@ -1,0 +1,375 @@
+"""The dispatcher: runs a named method with packed arguments, and returns an outcome.
+
+The half of a server that knows no transport: every carrier hands its calls to
+one `Dispatcher`. Arguments come here only after their sender has been checked.
+"""
+
+import concurrent.futures
+import contextvars
+import inspect
+import logging
+import types
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from courier.calls.context import CallContext, enter_call
+from courier.calls.marks import grpc_paths, is_idempotent
+from courier.calls.outcomes import (
+    Answer,
+    End,
+    Failure,
+    Given,
+    Item,
+    Items,
+    Kind,
+    Later,
+    Outcome,
+    Refusal,
+    Step,
+    packed,
+)
+from courier.calls.tasks import GeneratorSteps, Tasks, answer
+from courier.errors import SerializationError
+from courier.threads.handler_pool import HandlerPool
+from courier.threads.locks import Lock
+from courier.values.annotations import signature_of
+from courier.values.parcel import Parcel, unpack
+from courier.values.shared import unwrapped
+from courier.values.texts import shortened
+
+_log = logging.getLogger(__name__)
+
+#: Answered by every server; the name cannot be that of a public method.
+LIST_METHODS = "__courier_methods__"
+#: Answered likewise: the docstring and signature of a method.
+DESCRIBE_METHOD = "__courier_describe__"
+#: More names would make each connection slower to begin.
+_MOST_LISTED = 1000
+_BAD_ARGUMENTS = Kind.BAD_ARGUMENTS
+#: A method faster than this, on average, saves two hops between threads.
+FAST_S = 0.0005
+#: Fast runs of methods below this are not recorded, because recording takes time, too.
+VERY_FAST_S = 0.0001
+#: The assumed cost of a method before its first call: not fast.
+_UNKNOWN_S = 0.001
+#: The cost of one run counts no more than this, so that a slow one does not outweigh many fast
+#: ones.
+_SLOWEST_S = 0.01
+_WEIGHT = 0.2
+
+
+class _Text(str):
+    """Stands in a signature for a value whose type the caller may lack."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def _as_text(value: Any, shown: Callable[[Any], str] = inspect.formatannotation) -> Any:
+    return value if value is inspect.Parameter.empty else _Text(shortened(shown(value)))
+
+
+class _Generator(Items):
+    def __init__(
+        self,
+        iterator: Generator[Any, Any, Any],
+        context: contextvars.Context,
+        give: Callable[[Any], Any],
+    ) -> None:
+        self._iterator = iterator
+        self._context = context
+        self._give = give
+
+    def next_item(self) -> Item:
+        """Runs the generator up to its next item. Never raises."""
+        outcome: Item = self._context.run(self._step)
+        return outcome
+
+    def _step(self) -> Any:
+        try:
+            item = next(self._iterator)
+        except StopIteration:
+            return End()
+        except BaseException as error:  # noqa: BLE001 - the caller gets it, the server lives on
+            return Failure.of(error, skip_frames=1)
+        try:
+            return self._give(item)
+        except BaseException as error:  # noqa: BLE001 - as above
+            return Failure.of(error, skip_frames=1)
+
+    def close(self) -> None:
+        """Ends the generator early, so that its `finally` blocks run. Never raises.
+
+        No caller is left to receive their exceptions, so they are logged.
+        """
+        try:
+            self._context.run(self._iterator.close)
+        except BaseException:  # noqa: BLE001 - the server lives on
+            _log.exception("a generator failed when its reader had left")
+
+
+class _AsyncGenerator(Items):
+    """The method is an async generator. Its steps hold no thread."""
+
+    is_async = True
+
+    def __init__(self, steps: GeneratorSteps) -> None:
+        self._steps = steps
+
+    def next_item(self) -> Item:
+        """Runs the generator up to its next item, and waits for that."""
+        step: Step[Item] = Step()
+        self._steps.ask(step)
+        return step.result()
+
+    def begin(self, handlers: HandlerPool, then: Callable[["Step[Any]"], object]) -> None:  # noqa: ARG002
+        """Takes one step, and calls back in the thread of the loop."""
+        step: Step[Item] = Step()
+        step.add_done_callback(then)
+        self._steps.ask(step)
+
+    def close(self) -> None:
+        """Ends the generator early. Never raises, and does not wait for its `finally` blocks."""
+        self._steps.close()
+
+
+class _SerialGenerator(_AsyncGenerator):
+    """As `_AsyncGenerator`, but each step counts as a running handler."""
+
+    is_async = False
+    begin = Items.begin
+
+
+class Dispatcher:
+    """The methods of a server, and how one is run. Thread-safe."""
+
+    def __init__(self, *, serial: bool = False) -> None:
+        """Makes one without methods.
+
+        Args:
+            serial: Whether a call of an async method holds a thread of the pool.
+        """
+        self.tasks = Tasks()
+        self._serial = serial
+        self._lock = Lock()
+        self._methods: dict[str, Callable[..., Any]] = {}
+        self._idempotent: set[str] = set()
+        #: Names of methods that answer gRPC services, by the path of a call.
+        self._paths: dict[str, str] = {}
+        self._context = contextvars.copy_context()
+
+    def bind(self, name: str, method: Callable[..., Any]) -> None:
+        """Adds or replaces a method."""
+        harmless = is_idempotent(method)  # may run code of the object: not under the lock
+        paths = grpc_paths(method)  # as above
+        # A method that answers later holds no thread of the server meanwhile.
+        method = getattr(method, "__courier_call__", method)
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            # Imported now, not with the first call: a child that another thread forks meanwhile
+            # could never import it.
+            import asyncio  # noqa: F401
+        with self._lock:
+            self._forget(name)
+            self._methods[name] = method
+            if harmless:
+                self._idempotent.add(name)
+            self._paths.update(dict.fromkeys(paths, name))
+
+    def unbind(self, name: str) -> None:
+        """Removes a method if there is one."""
+        with self._lock:
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self._methods.pop(name, None)
+        self._idempotent.discard(name)
+        self._paths = {path: each for path, each in self._paths.items() if each != name}
+
+    def method_of_path(self, path: str) -> str | None:
+        """Returns the method that answers a call of a gRPC service, if one does."""
+        with self._lock:
+            return self._paths.get(path)
+
+    def names(self) -> list[str]:
+        """Returns the names of all methods, sorted."""
+        with self._lock:
+            return sorted(self._methods)
+
+    def describe(self, method: str) -> tuple[str | None, inspect.Signature]:
+        """Returns the docstring and signature of a method; fails if there is none."""
+        signature = signature_of(self._methods[method])
+        parameters = [
+            each.replace(default=_as_text(each.default, repr), annotation=_as_text(each.annotation))
+            for each in signature.parameters.values()
+        ]
+        result = _as_text(signature.return_annotation)
+        signature = inspect.Signature(parameters, return_annotation=result)
+        return inspect.getdoc(self._methods[method]), signature
+
+    def listed_names(self) -> list[str]:
+        """Returns the names that clients get when they connect; empty if there are too many."""
+        names = self.names()
+        return names if len(names) <= _MOST_LISTED else []
+
+    def idempotent_names(self) -> list[str]:
+        """Returns the names of the methods that may run twice, sorted."""
+        with self._lock:
+            return sorted(self._idempotent)
+
+    def waiting(self) -> list[tuple[str, str, str]]:
+        """Returns of each call to answer later its method, the server it waits for or "", and why."""
+        with self._lock:
+            methods: list[tuple[str, Any]] = list(self._methods.items())
+        # By types: other callable objects may answer any name of an attribute, by code of the user.
+        owners: list[tuple[str, Any]] = [
+            (name, m.__self__) for name, m in methods if type(m) is types.MethodType
+        ]
+        return [
+            (name, *each)
+            for name, owner in owners
+            if hasattr(type(owner), "__courier_waits__")
+            for each in owner.__courier_waits__(name)
+        ]
+
+    def run(self, method: str, arguments: Parcel, call: CallContext) -> Answer | Later:
+        """Runs a method in the current thread. Never raises.
+
+        The handler sees the context variables of the thread that made the
+        server: a server belongs to the code that made it.
+        """
+        function = self._find(method)
+        if function is None:
+            return self._refuse_unknown(method)
+        try:
+            args, kwargs = unpack(arguments)
+        except SerializationError as error:
+            return Refusal(_BAD_ARGUMENTS, f"{method}: {error}")
+        except (TypeError, ValueError):
+            return Refusal(_BAD_ARGUMENTS, f"{method}: they are not a tuple and a dict")
+        except KeyboardInterrupt:  # raised by user code: a Ctrl-C reaches the main thread only
+            return Refusal(_BAD_ARGUMENTS, f"{method}: KeyboardInterrupt")
+        context = self._context.copy()
+        outcome: Answer | Later = context.run(
+            self._run_method, function, args, kwargs, call, context, packed
+        )
+        return outcome
+
+    def run_shared(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], call: CallContext
+    ) -> Outcome | Later:
+        """As `run`, for callers of the same process that share objects with the method."""
+        function = self._find(method)
+        if function is None:
+            return self._refuse_unknown(method)
+        # The other side of a call receives the value itself, here too.
+        try:
+            args = tuple(map(unwrapped, args))
+            kwargs = {name: unwrapped(value) for name, value in kwargs.items()}
+        except BaseException as error:  # noqa: BLE001 - as in `_run_method`
+            return Failure.of(error, skip_frames=1)
+        context = self._context.copy()
+        outcome: Outcome | Later = context.run(
+            self._run_method, function, args, kwargs, call, context, _give
+        )
+        return outcome
+
+    def _run_method(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        call: CallContext,
+        context: contextvars.Context,
+        give: Callable[[Any], Any],
+    ) -> Any:
+        enter_call(call)
+        try:
+            result = function(*args, **kwargs)
+            kind = type(result)
+            if kind is types.GeneratorType:
+                return _Generator(result, context, give)
+            if kind is types.CoroutineType or kind is types.AsyncGeneratorType:
+                return self._run_async(result, call, context, give)
+            # Inspecting or pickling a result runs code of its class.
+            if isinstance(result, concurrent.futures.Future):
+                return Later(result, lambda done: _outcome_of(done, give))
+            return give(result)
+        except BaseException as error:  # noqa: BLE001 - the caller gets it, the server lives on
+            return Failure.of(error, skip_frames=1)
+
+    def _run_async(
+        self,
+        result: Any,
+        call: CallContext,
+        context: contextvars.Context,
+        give: Callable[[Any], Any],
+    ) -> Any:
+        if type(result) is types.AsyncGeneratorType:
+            steps = GeneratorSteps(result, context, give, self.tasks, call)
+            return _SerialGenerator(steps) if self._serial else _AsyncGenerator(steps)
+        try:
+            future = self.tasks.submit(answer(result, give, call), context, call)
+        except BaseException:
+            result.close()  # so that Python does not complain of it
+            raise
+        future.add_done_callback(lambda _: result.close())  # the same, if it has not begun
+        if self._serial:
+            return _answer_of(future)
+        return Later(future, _answer_of)
+
+    def _find(self, method: str) -> Callable[..., Any] | None:
+        # No lock: reading a dict is atomic.
+        if method == LIST_METHODS:
+            return self.names
+        return self.describe if method == DESCRIBE_METHOD else self._methods.get(method)
+
+    def _refuse_unknown(self, method: str) -> Refusal:
+        return Refusal(Kind.UNKNOWN_METHOD, describe_unknown(method, self.names()))
+
+
+class MethodCosts:
+    """Recent costs of methods, to find the fast ones. Thread-safe: lost updates do no harm."""
+
+    def __init__(self) -> None:
+        self._costs: dict[str, float] = {}
+
+    def of(self, method: str) -> float:
+        """Returns the seconds that a method takes."""
+        return self._costs.get(method, _UNKNOWN_S)
+
+    def learn(self, method: str, took_s: float) -> None:
+        """Records one run in an exponential average with a limit."""
+        cost = self._costs.get(method, _UNKNOWN_S)
+        self._costs[method] = cost + _WEIGHT * (min(took_s, _SLOWEST_S) - cost)
+
+
+def describe_unknown(method: str, names: Sequence[str]) -> str:
+    """Returns the message for a missing method, with similar and existing names."""
+    import difflib  # only mistakes need it
+
+    nearest = difflib.get_close_matches(method, names, 1)
+    return (
+        f"no public method {method!r}"
+        + (f" (did you mean {nearest[0]!r}?)" if nearest else "")
+        + f"; there are: {', '.join(names) or 'none'}"
+    )
+
+
+def _answer_of(future: "concurrent.futures.Future[Any]") -> Answer:
+    error = future.exception()
+    return future.result() if error is None else Failure.of(error)
+
+
+def _give(result: Any) -> Given:
+    return Given(unwrapped(result))
+
+
+def _outcome_of(future: "concurrent.futures.Future[Any]", give: Callable[[Any], Answer]) -> Answer:
+    try:
+        # Not raised here: it may belong to many futures, and would grow a traceback for each.
+        error = future.exception()
+        if error is None:
+            return give(future.result())
+    except BaseException as failure:  # noqa: BLE001 - the caller gets it, the server lives on
+        error = failure
+    return Failure.of(error, skip_frames=1)

@@ -1,0 +1,411 @@
+"""The event loop on which the async methods of one object run.
+
+It runs in a thread of its own, which starts with the first task, or in that of `run`.
+"""
+
+import concurrent.futures
+import contextlib
+import contextvars
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from courier.calls.context import CallContext
+from courier.calls.outcomes import End, Failure, Step
+from courier.errors import CallCancelledError, ServerBusyError
+from courier.threads.locks import Lock
+
+# Imported with the first async method, because most servers have none.
+if TYPE_CHECKING:
+    import asyncio
+
+_log = logging.getLogger(__name__)
+
+#: The loop runs some Python code so often, so that an exception from outside can end its thread.
+_LOOK_S = 0.1
+#: Seconds that tasks have to clean up when they are cancelled at the end.
+_CLEANUP_S = 0.5
+_THREAD = "courier-loop"
+
+Future = concurrent.futures.Future
+
+
+class Tasks:
+    """One event loop and the tasks of calls on it. Thread-safe."""
+
+    def __init__(self) -> None:
+        #: More tasks are refused.
+        self.limit = sys.maxsize
+        self._lock = Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        #: Whether the loop runs, or will run, in the thread of `run`.
+        self._is_driven = False
+        self._has_ended = False
+        #: Calls that have not ended.
+        self._count = 0
+        #: Tasks that were cancelled: once each, because more would interrupt their clean-up.
+        self._cancelled: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+
+    @property
+    def thread_ident(self) -> int | None:
+        """Ident of the thread of its own; None if it has none."""
+        thread = self._thread
+        return None if thread is None else thread.ident
+
+    def submit(
+        self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context, call: CallContext
+    ) -> "Future[Any]":
+        """Runs a coroutine as a task; it is cancelled when its caller cancels.
+
+        Args:
+            coroutine: The coroutine.
+            context: Its context variables.
+            call: The call that it answers.
+
+        Returns:
+            Its outcome; CallCancelledError if it was cancelled.
+
+        Raises:
+            ServerBusyError: There are too many already, or no thread can be started.
+            CallCancelledError: The loop has ended.
+        """
+        task = _LoopTask(self, coroutine, context, call)
+        try:
+            with self._lock:
+                if self._has_ended:
+                    raise CallCancelledError(f"{call.method}: the server has stopped")
+                if self._count >= self.limit:
+                    raise ServerBusyError(
+                        f"{call.method}: {self._count} async calls run already; nothing was run"
+                    )
+                loop = self._ready_loop()
+                self._count += 1
+                loop.call_soon_threadsafe(task.begin)
+        except BaseException:
+            coroutine.close()
+            raise
+        call.on_end(task.cancel)
+        return task.future
+
+    def call_soon(self, function: Callable[..., object], *args: object) -> bool:
+        """Calls a function in the loop; returns False if that has ended."""
+        loop = self._loop
+        try:
+            if loop is not None:
+                loop.call_soon_threadsafe(function, *args)
+                return True
+        except RuntimeError:  # closed
+            pass
+        return False
+
+    def cancel(self, task: "asyncio.Task[Any]") -> None:
+        """Cancels a task, once. In the loop."""
+        if task not in self._cancelled:
+            self._cancelled.add(task)
+            task.cancel()
+
+    def note_end(self) -> None:
+        """Notes that a task has ended. For tasks."""
+        with self._lock:
+            self._count -= 1
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Runs a coroutine, and all tasks, to its end on this loop in this thread.
+
+        An exception that is raised in this thread from outside, as by a signal, passes through; the
+        coroutine is cancelled and has half a second to clean up.
+
+        Raises:
+            RuntimeError: The loop has ended, or runs in another thread for another coroutine.
+        """
+        try:
+            loop = self._take_over()
+        except BaseException:
+            coroutine.close()
+            raise
+        main = loop.create_task(coroutine)
+        ticks = loop.create_task(_tick())
+        try:
+            return loop.run_until_complete(main)
+        except BaseException:
+            if not main.done():
+                import asyncio
+
+                main.cancel()
+                loop.run_until_complete(asyncio.wait([main], timeout=_CLEANUP_S))
+            if main.done() and not main.cancelled():
+                main.exception()  # so that it counts as seen
+            raise
+        finally:
+            ticks.cancel()
+            self._give_back(loop)
+
+    def end(self, timeout_s: float) -> list[str]:
+        """Cancels all tasks and ends the loop, once.
+
+        Returns:
+            The name of its thread, if that still runs after `timeout_s` seconds.
+        """
+        with self._lock:
+            self._has_ended = True
+            loop, thread = self._loop, self._thread
+            if loop is not None and thread is None and not self._is_driven and not loop.is_closed():
+                loop.close()  # there was no thread for it
+        if loop is None or thread is None:
+            return []  # there is none, or `run` ends it
+        with contextlib.suppress(RuntimeError):  # closed
+            loop.call_soon_threadsafe(loop.stop)
+        if thread is not threading.current_thread():
+            thread.join(timeout_s)
+        return [thread.name] if thread.is_alive() else []
+
+    def _ready_loop(self) -> "asyncio.AbstractEventLoop":
+        """Returns the loop, which runs or will run. Under the lock."""
+        if self._loop is None:
+            self._loop = _new_loop()
+        if self._thread is None and not self._is_driven:
+            try:
+                self._start_thread(self._loop)
+            except RuntimeError as error:
+                raise ServerBusyError(
+                    f"no thread can be started for async methods: {error}"
+                ) from None
+        return self._loop
+
+    def _start_thread(self, loop: "asyncio.AbstractEventLoop") -> None:
+        thread = threading.Thread(target=self._work, args=(loop,), name=_THREAD, daemon=True)
+        thread.start()
+        self._thread = thread
+
+    def _work(self, loop: "asyncio.AbstractEventLoop") -> None:
+        while True:
+            try:
+                loop.run_forever()
+                break
+            except BaseException:  # noqa: BLE001 - the others go on
+                _log.exception("a callback in the event loop of a courier server failed")
+        if self._has_ended:
+            self._finish(loop)
+
+    def _take_over(self) -> "asyncio.AbstractEventLoop":
+        with self._lock:
+            if self._has_ended or self._is_driven:
+                raise RuntimeError("this event loop has ended, or runs something else")
+            if self._loop is None:
+                self._loop = _new_loop()
+            loop, thread, self._thread = self._loop, self._thread, None
+            self._is_driven = True
+        if thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+        return loop
+
+    def _give_back(self, loop: "asyncio.AbstractEventLoop") -> None:
+        # Calls may still run, and more may come until the server stops.
+        with self._lock:
+            self._is_driven = False
+            if not self._has_ended:
+                with contextlib.suppress(RuntimeError):  # the system gives no thread
+                    self._start_thread(loop)
+                    return
+        self._finish(loop)
+
+    def _finish(self, loop: "asyncio.AbstractEventLoop") -> None:
+        try:
+            loop.run_until_complete(self._cancel_all())
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        except Exception:  # noqa: BLE001 - the server ends all the same
+            _log.exception("the event loop of a courier server met an error at its end")
+        finally:
+            # Without waiting for threads of `asyncio.to_thread`, which may never end.
+            loop.close()
+
+    async def _cancel_all(self) -> None:
+        """Cancels all tasks, those too that others begin as they clean up."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + _CLEANUP_S
+        while (tasks := asyncio.all_tasks() - {asyncio.current_task()}) and loop.time() < ends_at:
+            for task in tasks:
+                self.cancel(task)
+            await asyncio.wait(tasks, timeout=_LOOK_S)
+        if tasks:  # they may have ignored that their callers had left
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=_LOOK_S)
+
+
+def _new_loop() -> "asyncio.AbstractEventLoop":
+    import asyncio
+
+    return asyncio.new_event_loop()
+
+
+class _LoopTask:
+    """A coroutine that runs, or will run. For the loop, except `future` and `cancel`."""
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        coroutine: Coroutine[Any, Any, Any],
+        context: contextvars.Context,
+        call: CallContext,
+    ) -> None:
+        self._tasks = tasks
+        self._coroutine = coroutine
+        self._context = context
+        self._call = call
+        self._task: asyncio.Task[Any] | None = None
+        self.future: Future[Any] = Future()
+
+    def begin(self) -> None:
+        import asyncio
+
+        # In a copy of the context, which the submitting thread may still use.
+        create = asyncio.get_running_loop().create_task
+        self._task = self._context.copy().run(create, self._coroutine)
+        self._task.add_done_callback(self._settle)
+
+    def cancel(self) -> None:
+        """Cancels it, unless it has ended."""
+        if not self.future.done():
+            self._tasks.call_soon(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._tasks.cancel(self._task)
+
+    def _settle(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.note_end()
+        try:
+            if task.cancelled():
+                text = f"{self._call.method}: the task that answered was cancelled"
+                self.future.set_exception(CallCancelledError(text))
+            elif (error := task.exception()) is not None:
+                self.future.set_exception(error)
+            else:
+                self.future.set_result(task.result())
+        except BaseException:  # noqa: BLE001 - the loop lives on
+            _log.exception("the answer of %s could not be given", self._call.method)
+
+
+async def _tick() -> None:
+    """Makes a loop run Python code regularly."""
+    import asyncio
+
+    while True:  # noqa: ASYNC110 - there is nothing to wait for
+        await asyncio.sleep(_LOOK_S)
+
+
+def is_own_end(error: BaseException) -> bool:
+    """Returns whether an exception comes from outside, to end the thread, and not from a method."""
+    return getattr(error, "is_forced", False) is True
+
+
+async def answer(
+    coroutine: Coroutine[Any, Any, Any],
+    give: Callable[[Any], Any],
+    call: CallContext,  # noqa: ARG001 - for `answered_call`, which looks at frames
+) -> Any:
+    """Awaits an awaitable that answers a call; returns the outcome, which `give` makes of a result."""
+    import asyncio
+
+    try:
+        return give(await coroutine)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        if is_own_end(error):
+            raise
+        return Failure.of(error, skip_frames=1)
+
+
+class GeneratorSteps:
+    """An async generator that continues when it is asked to, all in one task."""
+
+    def __init__(
+        self,
+        generator: AsyncGenerator[Any, Any],
+        context: contextvars.Context,
+        give: Callable[[Any], Any],
+        tasks: Tasks,
+        call: CallContext,
+    ) -> None:
+        import asyncio
+
+        self._generator = generator
+        self._give = give
+        self._tasks = tasks
+        self._asked: asyncio.Queue[Step[Any]] = asyncio.Queue()
+        self._is_over = False
+        self._step: Step[Any] | None = None
+        #: Done when the generator is to end; the call itself may have been answered long before.
+        self._task = CallContext(call.method, call.peer, None)
+        tasks.submit(self._run(), context, self._task).add_done_callback(self._end)
+        call.on_end(self.close)
+
+    def ask(self, step: "Step[Any]") -> None:
+        """Asks for the next item, which goes to `step`."""
+        if not self._tasks.call_soon(self._ask, step):
+            step.set_result(End())
+
+    def close(self) -> None:
+        """Ends the generator early; it cleans up on the loop. Does not wait for that."""
+        self._task.end()
+
+    def _ask(self, step: "Step[Any]") -> None:
+        if self._is_over:
+            step.set_result(End())
+        else:
+            self._asked.put_nowait(step)
+
+    async def _run(self) -> None:
+        generator = self._generator
+        try:
+            while True:
+                step = self._step = await self._asked.get()
+                outcome = await self._next()
+                self._step = None
+                step.set_result(outcome)
+                if isinstance(outcome, End | Failure):
+                    return
+        finally:
+            try:
+                await generator.aclose()
+            except Exception:  # noqa: BLE001 - no caller is left to receive it
+                _log.exception("a generator failed when its reader had left")
+
+    async def _next(self) -> Any:
+        import asyncio
+
+        try:
+            item = await anext(self._generator)
+        except StopAsyncIteration:
+            return End()
+        except asyncio.CancelledError as error:
+            if self._task.cancelled:
+                raise
+            return Failure.of(error, skip_frames=1)
+        except BaseException as error:
+            if is_own_end(error):
+                raise
+            return Failure.of(error, skip_frames=1)
+        try:
+            return self._give(item)
+        except BaseException as error:  # noqa: BLE001 - as above
+            return Failure.of(error, skip_frames=1)
+
+    def _end(self, done: "Future[Any]") -> None:
+        done.exception()
+        self._is_over = True
+        step, self._step = self._step, None
+        steps = [] if step is None else [step]
+        while not self._asked.empty():
+            steps.append(self._asked.get_nowait())
+        for step in steps:
+            step.set_result(End())

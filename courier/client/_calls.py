@@ -1,0 +1,301 @@
+"""Calls and streams of items, on the side of the client."""
+
+import collections
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from courier.calls.outcomes import BUSY, STOPPING, End, Item, Items, Kind, Value, read
+from courier.calls.pending import PendingCall
+from courier.client._link import Exchange, Link
+from courier.client.options import ClientOptions
+from courier.errors import (
+    CallCancelledError,
+    CallTimeoutError,
+    CourierError,
+    ProtocolError,
+    ServerLostError,
+)
+from courier.values.parcel import Parcel
+from courier.wire.frames import Frame, call_meta, item_weight
+
+if TYPE_CHECKING:
+    import threading
+
+#: Times a call to an idempotent method is sent again when its connection broke. The call may be
+#: what killed its server, and must not kill each new one.
+_MAX_REPEATS = 3
+
+
+class Sender(Protocol):
+    """The lane, as a call sees it; see `courier.client._lane`."""
+
+    options: ClientOptions
+
+    def hurry(self, call: "WireCall") -> None: ...
+
+    def resubmit(self, call: "WireCall", reason: str, *, unsent: bool = False) -> None: ...
+
+    def wait_for_link(self, call: "WireCall", deadline: float | None) -> None: ...
+
+    def forget(self, call: "WireCall") -> None: ...
+
+
+class WireCall(PendingCall, Exchange):
+    """One call to another process."""
+
+    # Not set for each call, as in `PendingCall`.
+    #: The connection it was sent over; None while there is none.
+    link: Link | None = None
+    number = 0
+    #: Whether nothing more will come on its link.
+    is_ready = True
+    #: Above 0 the call may have run.
+    _repeats = 0
+
+    def __init__(
+        self,
+        lane: Sender,
+        method: str,
+        arguments: Parcel,
+        timeout_s: float | None,
+        *,
+        is_shared: bool,
+    ) -> None:
+        # As `PendingCall` does it, without the time that it takes to call that.
+        self._method = method
+        self._timeout_s = timeout_s
+        if timeout_s is not None:
+            self.deadline = time.monotonic() + timeout_s
+        self.is_shared = is_shared
+        self._lane = lane
+        self._arguments: Parcel | None = arguments
+        self.gates: list[threading.Lock] = []
+
+    @property
+    def server_name(self) -> str:
+        return self._lane.options.where
+
+    # Called by clients
+
+    def _break_off(self) -> None:
+        link = self.link
+        self.cancel()
+        if link is not None:
+            link.hand_on()  # this thread may have been woken to lead
+
+    def wait_until(self, deadline: float | None) -> bool:
+        while self.outcome is None:
+            link = self.link
+            if link is None:
+                self._lane.wait_for_link(self, deadline)
+            else:
+                link.wait(self, deadline)
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+        return self.outcome is not None
+
+    def hurry(self) -> None:
+        self._lane.hurry(self)
+
+    # Called by its link
+
+    def send(self, link: Link, *, at_once: bool) -> None:
+        """Sends it over a connection."""
+        arguments = self._arguments
+        if arguments is None or self.outcome is not None:
+            return
+        if self._repeats and self._method not in link.idempotent:
+            self.settle(
+                ServerLostError(
+                    f"{self.where}: {self.what_ran()}; the server that answers now does not call "
+                    "the method idempotent"
+                )
+            )
+            return
+        self.link = link
+        self.is_ready = False
+        left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+        try:
+            kind, meta = call_meta(self._method, left)
+        except CourierError as error:
+            self.settle(error)
+            return
+        link.begin(self, kind, meta, arguments, at_once=at_once)
+        if self.was_given_up:
+            # Cancelled meanwhile, perhaps before it was sent.
+            link.forget(self.number)
+            if not link.is_lost:
+                link.post(Kind.CANCEL, self.number, Parcel(b""))
+
+    def accept(self, frame: Frame) -> None:
+        kind = frame.kind
+        link = self.link
+        if kind == Value.kind:
+            self.settle(Value(frame.parcel))
+            return
+        try:
+            if kind == Items.kind:
+                assert link is not None
+                stream = WireStream(self, link, self.number)
+                if not self.settle(stream):
+                    stream.close()
+            elif kind == STOPPING.kind:
+                # It did not run, so the next server may run it.
+                if link is not None:
+                    link.forget(self.number)
+                self.take_back("the server stops")
+            elif kind == BUSY.kind:
+                self.settle(BUSY.error(self.where))
+            else:
+                self.settle(read(kind, frame.parcel))
+        except CourierError as error:
+            self.settle(type(error)(f"{self.where}: {error}"))
+
+    def take_back(self, reason: str, *, unsent: bool = False) -> None:
+        self._leave_link()
+        self._lane.resubmit(self, reason, unsent=unsent)
+        self.wake()
+
+    def lose(self, error: ServerLostError) -> None:
+        link = self.link
+        self._leave_link()
+        lost = ServerLostError(f"{self.where}: {error}; the call may have run")
+        idempotent = link is not None and self._method in link.idempotent
+        if not idempotent or self._repeats >= _MAX_REPEATS:
+            self.settle(lost)
+            return
+        self._repeats += 1
+        self._lane.resubmit(self, str(error))
+        self.wake()
+
+    def _leave_link(self) -> None:
+        self.link = None
+        # In this order: a waiting thread that finds itself ready looks for the link next.
+        self.is_ready = True
+
+    def timeout_error(self, what: str = "no answer") -> CallTimeoutError:
+        error = super().timeout_error(what)
+        return error if self.link is not None else CallTimeoutError(f"{error}; {self.what_ran()}")
+
+    def end(self, error: CourierError) -> None:
+        self.settle(type(error)(f"{self.where}: {error}"))
+
+    def what_ran(self) -> str:
+        """Says whether a call that is not in flight may have run."""
+        return "it was sent before and may have run" if self._repeats else "nothing was run"
+
+    @property
+    def was_given_up(self) -> bool:
+        """Whether it has ended without an answer."""
+        return isinstance(self.outcome, Exception)
+
+    @property
+    def may_have_run(self) -> bool:
+        """Whether it was sent before."""
+        return self._repeats > 0
+
+    # Its end
+
+    def _give_up(self, error: CourierError) -> bool:
+        link, number = self.link, self.number
+        if not self.settle(error):
+            return False
+        if link is not None:
+            link.post(Kind.CANCEL, number, Parcel(b""))
+        return True
+
+    def _note_end(self) -> None:
+        self.is_ready = True
+        self._arguments = None
+        link = self.link
+        if link is None:
+            self._lane.forget(self)
+        elif not isinstance(self.outcome, Items):
+            link.forget(self.number)
+        if self.gates:
+            self.wake()
+
+
+class WireStream(Items, Exchange):
+    """The items of a generator on a server."""
+
+    is_shared = True
+
+    def __init__(self, call: WireCall, link: Link, number: int) -> None:
+        self._link = link
+        self._call = call
+        self.number = number
+        self.deadline = call.deadline
+        self.gates: list[threading.Lock] = []
+        self._frames: collections.deque[Frame] = collections.deque()
+        self._error: CourierError | None = None
+        self._over = False
+        link.replace(number, self)
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self._frames) or self._error is not None or self._over
+
+    def next_item(self) -> Item:
+        if self._over:
+            return End()
+        while not self._frames:
+            if self._error is not None:
+                self._over = True
+                raise self._error
+            if self._over:
+                raise CallCancelledError(f"{self._call.where}: the stream was closed")
+            self._link.wait(self, self.deadline)
+            if self.deadline is not None and time.monotonic() >= self.deadline:
+                self.expire()
+        frame = self._frames.popleft()
+        if frame.kind == End.kind:
+            self._finish()
+            return End()
+        try:
+            item = read(frame.kind, frame.parcel)
+        except CourierError as error:
+            self.close()
+            raise type(error)(f"{self._call.where}: {error}") from None
+        if isinstance(item, Value):
+            taken = item_weight(item.parcel)
+            self._link.post(Kind.MORE, self.number, Parcel(taken.to_bytes(8, "little")))
+        else:
+            self._finish()
+        return item
+
+    def _finish(self) -> None:
+        self._over = True
+        self._link.forget(self.number)
+
+    def close(self) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._link.forget(self.number)
+        self._frames.clear()
+        if self._error is None:
+            self._link.post(Kind.CANCEL, self.number, Parcel(b""))
+        self.wake()
+
+    def accept(self, frame: Frame) -> None:
+        if frame.kind < Value.kind:
+            self._error = ProtocolError(f"{self._call.where}: an item of unknown kind {frame.kind}")
+        self._frames.append(frame)
+        self.wake()
+
+    def lose(self, error: ServerLostError) -> None:
+        if self._error is None:
+            self._error = ServerLostError(f"{self._call.where}: {error}")
+        self.wake()
+
+    def expire(self) -> None:
+        if not self._over and self._error is None:
+            self._error = self._call.timeout_error("not all items came")
+            self._link.forget(self.number)
+            self._link.post(Kind.CANCEL, self.number, Parcel(b""))
+            self.wake()
+
+    def end(self, error: CourierError) -> None:
+        self._error = type(error)(f"{self._call.where}: {error}")
+        self.wake()

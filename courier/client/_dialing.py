@@ -1,0 +1,278 @@
+"""Makes a proven connection to an address: the one place that chooses the carrier.
+
+First TCP, to the only address that users know. There the server introduces itself; if it is on
+this machine, a unix socket of the same server takes over. Where a proxy lets only gRPC through, the
+frames go over a gRPC stream.
+"""
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from courier.client.options import ClientOptions
+from courier.errors import (
+    AuthenticationError,
+    CourierError,
+    ProtocolError,
+    ServerUnreachableError,
+)
+from courier.wire.address import connect, split_address
+from courier.wire.carrier import SocketCarrier, TlsCarrier, UnixCarrier
+from courier.wire.channel import Channel
+from courier.wire.handshake import (
+    HTTP2_PREFACE,
+    LENGTH,
+    MAX_WELCOME_BYTES,
+    TLS_WANTED,
+    ClientHandshake,
+    Introduction,
+    Purpose,
+    SessionKeys,
+    prefix,
+)
+from courier.wire.place import host_name, is_own_user, keep_alive
+from courier.wire.watching import READ, poll_once
+
+if TYPE_CHECKING:
+    import ssl
+
+#: A frame of HTTP/2 without content, with which both sides begin (RFC 9113, section 6.5).
+_EMPTY_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+_FRAME_HEADER_BYTES = 9
+
+
+class SpeechlessError(ServerUnreachableError):
+    """The peer at the address hung up before it had introduced itself."""
+
+
+class _OtherProtocolError(ProtocolError):
+    """The peer at the address may let only gRPC through."""
+
+
+class Dialled(NamedTuple):
+    """A connection whose server has proved itself."""
+
+    channel: Channel
+    introduction: Introduction
+
+
+def dial(options: ClientOptions, timeout_s: float | None, *, over_grpc: bool = False) -> Dialled:
+    """Connects once.
+
+    Args:
+        options: How the client was made.
+        timeout_s: Seconds until it gives up.
+        over_grpc: Whether to try gRPC if the peer hangs up, as proxies for gRPC do.
+
+    Raises:
+        ServerUnreachableError: No server answers; SpeechlessError if the peer only closes the connection.
+        AuthenticationError: The server does not hold the secret, or the certificate.
+        ProtocolError: Something else answers.
+    """
+    timing = options.timing
+    limit_s = (
+        timing.attempt_s if timeout_s is None else min(timing.attempt_s, max(timeout_s, 0.001))
+    )
+    try:
+        return _dial_directly(options, limit_s)
+    except _OtherProtocolError as error:
+        return _dial_over_grpc(options, min(limit_s, timing.grpc_attempt_s), error)
+    except SpeechlessError as error:
+        if not over_grpc:
+            raise
+        return _dial_over_grpc(options, min(limit_s, timing.grpc_attempt_s), error)
+
+
+def _dial_directly(options: ClientOptions, limit_s: float) -> Dialled:
+    give_up_at = time.monotonic() + limit_s
+    host, port = split_address(options.address)
+    try:
+        sock = connect(host, port, limit_s)
+    except (OSError, UnicodeError) as error:
+        raise ServerUnreachableError(f"{options.where}: no server answers ({error})") from error
+    with contextlib.ExitStack() as stack:
+        stack.callback(sock.close)
+        with _failures(options):
+            keep_alive(sock, options.keepalive_s)
+            tls, opening = options.tls, prefix(Purpose.CALLS)
+            if tls is None:
+                carrier = SocketCarrier(sock, options.address, is_exposed=True)
+            else:
+                sock.sendall(opening)
+                opening = b""
+                carrier = TlsCarrier(sock, options.address, tls.client_context(), server=False)
+                carrier.shake_hands(limit_s)
+            handshake = ClientHandshake(options.secret)
+            proof, introduction, keys = _introduce(carrier, opening, handshake, give_up_at)
+            local = _dial_local(options, introduction, give_up_at)
+            if local is not None:
+                return local
+            _want_proof(options)
+            carrier.send([proof])
+        stack.pop_all()
+        return Dialled(_channel(options, carrier, keys), introduction)
+
+
+def _introduce(
+    carrier: SocketCarrier, opening: bytes, handshake: ClientHandshake, give_up_at: float
+) -> tuple[bytes, Introduction, SessionKeys]:
+    """Sends the hello and checks the welcome; the proof is still to be sent."""
+    hello = opening + handshake.hello()
+    if carrier.send([hello]) < len(hello):
+        raise ConnectionResetError("the server does not listen")
+    (length,) = LENGTH.unpack(_receive(carrier, LENGTH.size, give_up_at))
+    if length == TLS_WANTED:
+        raise AuthenticationError("the server wants certificates: pass tls=, of its authority")
+    if length > MAX_WELCOME_BYTES:
+        raise _OtherProtocolError("the peer is no courier server")
+    proof, introduction, keys = handshake.prove(_receive(carrier, length, give_up_at))
+    if introduction.refusal:
+        raise ServerUnreachableError(introduction.refusal)
+    return proof, introduction, keys
+
+
+def _receive(carrier: SocketCarrier, count: int, give_up_at: float) -> bytes:
+    """Receives so many bytes and no more, until a monotonic time at most."""
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        left = give_up_at - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        try:
+            received = carrier.receive(view, wait=False)
+        except BlockingIOError:
+            poll_once(carrier.fileno(), READ, left)
+            continue
+        if not received:
+            raise ConnectionResetError("the server hung up")
+        view = view[received:]
+    return bytes(data)
+
+
+def _dial_local(
+    options: ClientOptions, introduction: Introduction, give_up_at: float
+) -> Dialled | None:
+    """Connects by the unix socket of a server on this machine, if possible."""
+    if not introduction.local or not introduction.host or introduction.host != host_name():
+        return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(max(0.001, give_up_at - time.monotonic()))
+        sock.connect(introduction.local)
+        if not is_own_user(sock):
+            raise AuthenticationError("the unix socket belongs to another user")
+        carrier = UnixCarrier(sock, options.address)
+        handshake = ClientHandshake(options.secret, bytes.fromhex(introduction.name))
+        opening = prefix(Purpose.CALLS)
+        proof, confirmed, keys = _introduce(carrier, opening, handshake, give_up_at)
+        carrier.send([proof])
+    except (CourierError, ValueError, PermissionError):
+        sock.close()
+        return None  # TCP works, as users asked for
+    except OSError:
+        sock.close()
+        if not _has_proof(options):
+            raise  # the server is just leaving; it is worth another try
+        return None
+    return Dialled(_channel(options, carrier, keys), confirmed)
+
+
+def _has_proof(options: ClientOptions) -> bool:
+    """Returns whether a server must prove more than that it runs as our user."""
+    return options.secret is not None or options.tls is not None
+
+
+def _want_proof(options: ClientOptions) -> None:
+    """Checks that a server which does not answer by its unix socket can be trusted.
+
+    Raises:
+        AuthenticationError: There is no proof, and any process could have its pickles loaded here.
+    """
+    if not _has_proof(options):
+        raise AuthenticationError(
+            "without a secret, clients and servers trust only processes of their own user on their "
+            "own machine, and this is no such server: pass the same secret=courier.Secret(...) to both"
+        )
+
+
+def _dial_over_grpc(options: ClientOptions, limit_s: float, first: CourierError) -> Dialled:
+    """Tries a gRPC stream, because the peer refused our protocol."""
+    give_up_at = time.monotonic() + limit_s
+    # gRPC itself would take long to find out that the peer does not speak it.
+    if options.tls is None and not _speaks_http2(options, limit_s):
+        raise first from None
+    from courier.grpc.client import open_stream  # loads grpc only here
+
+    try:
+        sock = open_stream(options, limit_s)
+    except CourierError:
+        raise first from None
+    with contextlib.ExitStack() as stack:
+        stack.callback(sock.close)
+        try:
+            with _failures(options):
+                # Under TLS, gRPC sees to it.
+                carrier = SocketCarrier(sock, options.address, is_exposed=options.tls is None)
+                handshake = ClientHandshake(options.secret)
+                opening = prefix(Purpose.CALLS)
+                proof, introduction, keys = _introduce(carrier, opening, handshake, give_up_at)
+                _want_proof(options)
+                carrier.send([proof])
+        except SpeechlessError:
+            if isinstance(first, SpeechlessError):
+                raise first from None
+            raise ProtocolError(
+                f"{options.where}: a gRPC server answers, but it is no courier server"
+            ) from None
+        stack.pop_all()
+        return Dialled(_channel(options, carrier, keys), introduction)
+
+
+def _speaks_http2(options: ClientOptions, limit_s: float) -> bool:
+    host, port = split_address(options.address)
+    try:
+        with connect(host, port, limit_s) as sock:
+            sock.settimeout(min(limit_s, options.timing.probe_s))
+            sock.sendall(HTTP2_PREFACE + _EMPTY_SETTINGS)
+            answer = sock.recv(_FRAME_HEADER_BYTES, socket.MSG_WAITALL)
+    except (OSError, UnicodeError):
+        return False
+    return answer[3:4] == _EMPTY_SETTINGS[3:4]
+
+
+def _channel(options: ClientOptions, carrier: SocketCarrier, keys: SessionKeys) -> Channel:
+    return Channel(carrier, receive_key=keys.replies, send_key=keys.requests, timing=options.timing)
+
+
+@contextlib.contextmanager
+def _failures(options: ClientOptions) -> Iterator[None]:
+    """Turns errors of connecting into those for callers."""
+    where = options.where
+    try:
+        yield
+    except ServerUnreachableError as error:
+        raise type(error)(f"{where}: {error}") from None
+    except TimeoutError as error:
+        raise ServerUnreachableError(f"{where}: no server introduces itself in time") from error
+    except AuthenticationError as error:
+        raise AuthenticationError(f"{where}: {error}") from None
+    except ProtocolError as error:
+        raise type(error)(f"{where}: {error}") from None
+    except OSError as error:
+        if options.tls is not None:
+            import ssl
+
+            if isinstance(error, ssl.SSLError):
+                raise AuthenticationError(
+                    f"{where}: TLS failed ({_reason(error)}); both sides need certificates of "
+                    "the same authority"
+                ) from error
+        raise SpeechlessError(f"{where}: the server hangs up ({error})") from error
+
+
+def _reason(error: "ssl.SSLError") -> str:
+    # This says what is wrong with a certificate.
+    return str(getattr(error, "verify_message", "") or error.reason or error)

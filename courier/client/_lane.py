@@ -1,0 +1,403 @@
+"""A client's lane to one address: connects, reconnects, and sends calls again that may be."""
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from courier.calls.pending import PendingCall
+from courier.client._background_reader import BACKGROUND_READER
+from courier.client._calls import WireCall
+from courier.client._dialing import SpeechlessError, dial
+from courier.client._link import Link, seconds_until
+from courier.client.options import ClientOptions
+from courier.errors import (
+    CallCancelledError,
+    CourierError,
+    ProtocolError,
+    ServerLostError,
+    ServerUnreachableError,
+)
+from courier.threads.clock import require_running_clock
+from courier.threads.forks import survive
+from courier.threads.locks import Event, RLock
+from courier.values.parcel import Parcel
+
+#: Pauses between attempts to connect: short, because refused attempts are cheap and a node that
+#: restarts is back in milliseconds; longer for a server that stays away.
+_FIRST_PAUSE_S = 0.001
+_PAUSE_S = 0.05
+_LONG_PAUSE_S = 0.2
+_STAYS_AWAY_S = 10.0
+#: Of all lanes of a process together: hundreds of lanes would slow down the start of their servers.
+_MAX_ATTEMPTS_PER_S = 500
+#: Times that a server is called again that hangs up at once.
+_MAX_SPEECHLESS = 5
+
+#: The event that wakes each dialling thread.
+_dialling: set[Event] = set()
+os.register_at_fork(after_in_child=_dialling.clear)
+
+
+class Lane:
+    """Connections to a server in another process, and the calls that wait for one. Thread-safe."""
+
+    def __init__(self, options: ClientOptions) -> None:
+        self.options = options
+        #: Methods that the server listed last; None if it has listed none.
+        self.methods: frozenset[str] | None = None
+        self._closed = False
+        self._start_anew()
+        survive(self)
+
+    def _start_anew(self) -> None:
+        self._lock = RLock()
+        self._link: Link | None = None
+        #: That one, and closing ones with calls that are still open.
+        self._links: weakref.WeakSet[Link] = weakref.WeakSet()
+        #: Calls that wait for a connection.
+        self._unsent: list[WireCall] = []
+        #: Wakes the dialling thread from its pause. A thread that finds another's event here dials
+        #: an old address; it may not know for seconds, and is not awaited.
+        self._dialler: Event | None = None
+
+    def ask(self, method: str, arguments: Parcel) -> Parcel | PendingCall:
+        """Sends a call for a caller that waits at once and for ever; the quickest way.
+
+        Returns:
+            The result, if it came at once, in this thread. Otherwise as `send`.
+        """
+        link = self._link
+        if link is not None:
+            answer = link.ask(method, arguments, self._open_call)
+            if answer is not None:
+                return answer
+        return self.send(method, arguments, None, blocking=True)
+
+    def _open_call(self, method: str, arguments: Parcel, link: Link, number: int) -> WireCall:
+        call = WireCall(self, method, arguments, None, is_shared=False)
+        call.link, call.number, call.is_ready = link, number, False
+        return call
+
+    def send(
+        self, method: str, arguments: Parcel, timeout_s: float | None, *, blocking: bool
+    ) -> PendingCall:
+        """Sends a call, or has it wait for a connection; as `Route.submit`."""
+        call = WireCall(self, method, arguments, timeout_s, is_shared=not blocking)
+        link = self._link
+        if link is not None and link.refresh():
+            try:
+                call.send(link, at_once=blocking)
+            except BaseException:  # a Ctrl-C: the caller does not wait any more
+                call.cancel()
+                raise
+            if not blocking:
+                BACKGROUND_READER.attend(link, soon=False)
+        else:
+            require_running_clock()
+            try:
+                self._wait_in_line(call)
+            except BaseException:  # as above
+                call.cancel()
+                raise
+        return call
+
+    def hurry(self, call: WireCall) -> None:
+        """Notes that no thread will wait for this call, but its end must be reported."""
+        link = call.link
+        if link is not None:
+            link.flush()
+            BACKGROUND_READER.attend(link, soon=True)
+
+    def resubmit(self, call: WireCall, reason: str, *, unsent: bool = False) -> None:
+        """Sends a call again that did not run, or may run twice.
+
+        Args:
+            call: The call.
+            reason: Why it failed.
+            unsent: Whether it was not sent: the server left while the client was idle.
+        """
+        waits = self.options.wait_for_ready
+        if call.may_have_run and not waits:
+            call.settle(ServerLostError(f"{call.where}: {reason}; {call.what_ran()}"))
+        elif not waits and not unsent:
+            call.settle(ServerUnreachableError(f"{call.where}: {reason}; nothing was run"))
+        else:
+            self._wait_in_line(call)
+
+    def _wait_in_line(self, call: WireCall) -> None:
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._unsent.append(call)
+        if closed:
+            call.settle(CallCancelledError(f"{call.where}: the client was closed"))
+        else:
+            self._have_dialled()
+
+    def _have_dialled(self) -> None:
+        """Starts a thread that connects, if a call waits."""
+        dialler = Event()
+        try:
+            with self._lock:
+                if self._dialler is not None or not self._unsent or self._closed:
+                    return
+                self._dialler = dialler
+            # A separate thread: a Ctrl-C cannot interrupt a handshake, and calls without a
+            # waiting thread need none.
+            threading.Thread(
+                target=self._dial, args=(dialler,), name="courier-dial", daemon=True
+            ).start()
+        except RuntimeError as error:  # not raised: this thread may read answers of others
+            reason = ServerUnreachableError(f"{self.options.where}: {error}")
+            self._fail(reason, dialler, resigns=True)
+        except BaseException:
+            with self._lock:
+                if self._dialler is dialler:
+                    self._dialler = None
+            raise
+
+    def wait_for_link(self, call: WireCall, deadline: float | None) -> None:
+        """Waits until a call has been sent, was settled, or a monotonic time has come."""
+        gate = threading.Lock()
+        gate.acquire()
+        call.gates.append(gate)
+        try:
+            if not call.is_settled and call.link is None:
+                gate.acquire(timeout=seconds_until(deadline))
+        finally:
+            call.gates.remove(gate)
+
+    def forget(self, call: WireCall) -> None:
+        """Drops a call that has ended without a connection."""
+        if self._unsent:
+            with self._lock:
+                if call in self._unsent:
+                    self._unsent.remove(call)
+
+    # The dialling thread
+
+    def _dial(self, own: Event) -> None:
+        _dialling.add(own)
+        try:
+            self._dial_until_done(own)
+        finally:
+            _dialling.discard(own)
+
+    def _dial_until_done(self, own: Event) -> None:
+        began_at = time.monotonic()
+        pause_s = _FIRST_PAUSE_S
+        speechless = 0
+        while True:
+            try:
+                if not self._goes_on(own):
+                    return
+                options = self.options
+                dialled = dial(options, self._time_left(), over_grpc=speechless > 0)
+                self.methods = frozenset(dialled.introduction.methods) or None
+                self._use(
+                    Link(
+                        dialled.channel,
+                        frozenset(dialled.introduction.idempotent),
+                        _weakly(self),
+                        BACKGROUND_READER,
+                    ),
+                    own,
+                )
+            except SpeechlessError as error:
+                speechless += 1
+                if not self.options.wait_for_ready or speechless >= _MAX_SPEECHLESS:
+                    self._fail(error, own)
+            except ServerUnreachableError as error:
+                if not self.options.wait_for_ready:
+                    self._fail(error, own)
+            except CourierError as error:
+                self._fail(error, own)
+            except Exception as error:  # noqa: BLE001 - the callers must get it
+                where = self.options.where
+                self._fail(CourierError(f"{where}: {type(error).__name__}: {error}"), own)
+            else:
+                continue
+            away_s = time.monotonic() - began_at
+            pause_s = min(pause_s * 1.5, _PAUSE_S if away_s < _STAYS_AWAY_S else _LONG_PAUSE_S)
+            self._pause(max(pause_s, len(_dialling) / _MAX_ATTEMPTS_PER_S), own)
+
+    def _goes_on(self, own: Event) -> bool:
+        """Returns whether a call waits for a connection; ends those that have waited too long."""
+        now = time.monotonic()
+        with self._lock:
+            late = [c for c in self._unsent if c.deadline is not None and c.deadline <= now]
+        for call in late:
+            call.expire()
+        with self._lock:
+            if self._dialler is None:
+                self._dialler = own  # the thread that started this one was interrupted
+            if self._dialler is not own:
+                return False
+            goes_on = bool(self._unsent) and not self._closed
+            if not goes_on:
+                self._dialler = None
+            return goes_on
+
+    def _time_left(self) -> float | None:
+        with self._lock:
+            deadlines = [c.deadline for c in self._unsent if c.deadline is not None]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _pause(self, pause_s: float, own: Event) -> None:
+        left = self._time_left()
+        own.wait(pause_s if left is None else min(pause_s, left))
+        own.clear()
+
+    def _use(self, link: Link, own: Event) -> None:
+        try:
+            BACKGROUND_READER.admit(link)
+        except BaseException:
+            link.close(CallCancelledError("no thread could read the connection"))
+            raise
+        with self._lock:
+            is_wanted = self._dialler is own and not self._closed
+            if is_wanted:
+                waiting, self._unsent = self._unsent, []
+                self._link = link
+                self._links.add(link)
+        if not is_wanted:
+            link.close(CallCancelledError("the client was closed, or has moved"))
+            return
+        for call in waiting:
+            try:
+                if not link.is_lost:
+                    call.send(link, at_once=False)
+                elif not call.is_settled:  # cancelled by now; nothing of the call went out
+                    call.take_back("the connection broke")
+            except Exception as error:  # noqa: BLE001 - the call gets it, and the others are sent
+                call.settle(CourierError(f"{call.where}: {type(error).__name__}: {error}"))
+        link.send_out()
+        if waiting:
+            BACKGROUND_READER.attend(link, soon=False)
+        for call in waiting:
+            call.wake()
+
+    def _fail(self, error: CourierError, own: Event, *, resigns: bool = False) -> None:
+        """Fails all waiting calls, unless they wait for another address by now.
+
+        Args:
+            error: Their error.
+            own: The event of the caller, which dials.
+            resigns: Whether connecting ends with it. In one step, so that a later call starts it again.
+        """
+        with self._lock:
+            if self._dialler is not own:
+                return
+            waiting, self._unsent = self._unsent, []
+            if resigns:
+                self._dialler = None
+        self._fail_all(waiting, error)
+
+    def _fail_all(self, waiting: Sequence[WireCall], error: CourierError) -> None:
+        for call in waiting:
+            if call.may_have_run and isinstance(error, ServerUnreachableError):
+                call.settle(ServerLostError(f"{call.where}: {call.what_ran()} ({error})"))
+            else:
+                call.settle(_copy(error))
+
+    def link_ended(self, link: Link) -> None:
+        """Lets no more calls begin on this link."""
+        with self._lock:
+            if self._link is link:
+                self._link = None
+
+    # Called by clients
+
+    def open_futures(self) -> list[PendingCall]:
+        """Returns the calls in flight for which no thread waits."""
+        with self._lock:
+            calls = list(self._unsent)
+            links = list(self._links)
+        for link in links:
+            calls += [each for each in link.exchanges() if isinstance(each, WireCall)]
+        return [call for call in calls if call.is_shared and not call.is_settled]
+
+    def stop_waiting(self) -> None:
+        """Makes calls fail from now on with ServerUnreachableError where no server answers."""
+        with self._lock:
+            self.options = self.options._replace(wait_for_ready=False)
+            waiting, self._unsent = self._unsent, []
+            if self._dialler is not None:
+                self._dialler.set()
+        error = ServerUnreachableError(f"{self.options.where}: no server answers any more")
+        self._fail_all(waiting, error)
+
+    def leave_for(self, address: str) -> Callable[[], None]:
+        """Sends calls to another address from now on, also those that wait for a server.
+
+        Returns:
+            A function that closes the connection, whose calls raise ServerLostError. Call it
+            without locks, because their callers may call again.
+        """
+        with self._lock:
+            left = self.options.address
+            self.options = self.options._replace(address=address)
+            self.methods = None
+            links = self._take_links()
+            if self._dialler is not None:
+                self._dialler.set()
+                self._dialler = None
+
+        def finish() -> None:
+            reason = (
+                f"the server at {address} is lost"
+                if left == address
+                else f"the server moved from {left} to {address}"
+            )
+            for link in links:
+                link.fail(reason)
+            self._have_dialled()
+
+        return finish
+
+    def _take_links(self) -> list[Link]:
+        links = list(self._links)
+        self._links.clear()
+        self._link = None
+        return links
+
+    def close(self, reason: str) -> None:
+        """Fails all pending calls with CallCancelledError, and frees its resources."""
+        with self._lock:
+            self._closed = True
+            links = self._take_links()
+            waiting, self._unsent = self._unsent, []
+            if self._dialler is not None:
+                self._dialler.set()
+        error = CallCancelledError(reason)
+        for call in waiting:
+            call.end(error)
+        for link in links:
+            link.close(error)
+
+    def _survive_fork(self) -> None:
+        if self._link is not None:
+            self._link.drop()
+        self._start_anew()
+
+
+def _weakly(lane: Lane) -> Any:
+    # Not the lane itself: it must be freed, with its connection, when its client is.
+    reference = weakref.ref(lane)
+
+    def link_ended(link: Link) -> None:
+        found = reference()
+        if found is not None:
+            found.link_ended(link)
+
+    return link_ended
+
+
+def _copy(error: CourierError) -> CourierError:
+    """Returns an error of a kind that users know, for a waiting caller."""
+    kinds = (ServerUnreachableError, ProtocolError)
+    kind = next((kind for kind in kinds if isinstance(error, kind)), type(error))
+    return kind(str(error))

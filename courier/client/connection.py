@@ -1,0 +1,291 @@
+"""The connection behind a client: its route, its timeout, and whether it is closed."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from courier.calls.context import is_in_call
+from courier.calls.dispatch import DESCRIBE_METHOD, LIST_METHODS, describe_unknown
+from courier.calls.outcomes import RemoteIterator, unreadable
+from courier.calls.pending import PendingCall
+from courier.client._route import Route
+from courier.client.local import SERVERS
+from courier.client.options import ClientOptions
+from courier.errors import CallCancelledError, SerializationError, UnknownMethodError
+from courier.threads.abandoned import LEFT, clear_up
+from courier.threads.forks import survive
+from courier.threads.handler_pool import HandlerPool
+from courier.threads.locks import Lock
+from courier.values.parcel import Parcel, pack, unpack
+
+#: Callbacks of futures that may run, or block, at the same time.
+_CALLBACK_THREADS = 64
+#: Seconds after which an idle thread for callbacks ends.
+_CALLBACK_IDLE_S = 0.5
+#: Seconds that completions, and checks of names, wait for a server.
+_ASK_S = 0.5
+#: Marks a call that begins here, with all of its timeout.
+_ALL: Any = object()
+_CLOSED = "the client is closed; make a new one"
+
+
+class Connection:
+    """The state that all copies and views of one client share. Thread-safe.
+
+    A client that `with_timeout` makes shares the route of the first, its base, so it needs no
+    handshake. Operations on the route hold for all; only `close` and `stop_calling` are its own.
+    """
+
+    def __init__(
+        self, route: Route, timeout_s: float | None, base: "Connection | None" = None
+    ) -> None:
+        self.route = route
+        self.timeout_s = timeout_s
+        self._base = base
+        #: Why it is closed; empty if it is not.
+        self._closed_since = ""
+        #: Whether a call must check more than the route before it begins.
+        self._is_limited = timeout_s is not None or base is not None or route.options.compress
+        #: Methods of which an unread failure was logged.
+        self.unread = set[str]()
+        #: Whether new calls are refused outside of handlers.
+        self.draining = False
+        self._impatient: Connection | None = None
+        self._survive_fork()
+        survive(self)
+
+    @classmethod
+    def to(cls, options: ClientOptions) -> "Connection":
+        """Makes one to the server that the options name."""
+        return cls(Route(options), options.timeout_s)
+
+    def _survive_fork(self) -> None:
+        self._lock = Lock()
+        self._callbacks = HandlerPool(
+            "courier-callback", _CALLBACK_THREADS, 0, idle_s=_CALLBACK_IDLE_S
+        )
+        #: Of one with a base: the calls to fail when this is closed, because the route continues.
+        self._pending: weakref.WeakSet[PendingCall] = weakref.WeakSet()
+
+    @property
+    def options(self) -> ClientOptions:
+        """The options of this client, to make another one."""
+        return self.route.options._replace(timeout_s=self.timeout_s)
+
+    def __reduce__(self) -> tuple[Callable[[ClientOptions], "Connection"], tuple[ClientOptions]]:
+        # For methods of clients
+        return Connection.to, (self.options,)
+
+    # Operations
+
+    def derive(self, **changes: Any) -> "Connection":
+        """Returns a connection with other options to the same server, also after moves."""
+        route = self.route.derive(**changes)
+        return Connection(route, route.options.timeout_s)
+
+    def impatient(self) -> "Connection":
+        """Returns a connection to the same server that never waits for it; ends with this one."""
+        with self._lock:
+            if self._impatient is None:
+                self._impatient = self.derive(wait_for_ready=False)
+                if self._closed_since:
+                    self._impatient.close()
+            return self._impatient
+
+    def with_timeout(self, timeout_s: float | None) -> "Connection":
+        """Returns one whose calls have another timeout, over the same route."""
+        view = Connection(self.route, timeout_s, self._base or self)
+        if self.draining:
+            view.stop_calling()
+        return view
+
+    def open_futures(self) -> list[PendingCall]:
+        """Returns the calls in flight for which no thread waits."""
+        calls = self.route.open_futures()
+        return calls if self._base is None else [call for call in calls if call in self._pending]
+
+    def close(self, reason: str = "") -> None:
+        with self._lock:
+            self._closed_since = self._closed_since or reason or _CLOSED
+            self._is_limited = True
+            impatient, pending = self._impatient, list(self._pending)
+        if self._base is None:
+            self.route.close(reason or "the client was closed")
+        for call in pending:
+            if not call.is_settled:
+                call.cancel()
+        if impatient is not None:
+            impatient.close(reason)
+
+    def stop_calling(self) -> None:
+        """Makes new calls fail, except those that a handler needs for its answer."""
+        # No lock: this may run during a garbage collection in a thread that holds it.
+        self.draining = self._is_limited = True
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether calls may fail because of `close`, `stop_calling` or `stop_waiting`."""
+        return bool(self._closed_since) or self.draining or self.route.stopped_waiting
+
+    def _check_open(self) -> None:
+        for each in (self, self._base):
+            if each is not None and each._closed_since:
+                raise CallCancelledError(f"{self.route.options.where}: {each._closed_since}")
+
+    def check_calling(self, method: str) -> None:
+        """Raises CallCancelledError if no call may begin here."""
+        self._check_open()
+        draining = self.draining or (self._base is not None and self._base.draining)
+        if draining and not is_in_call():
+            raise CallCancelledError(
+                f"{self.where(method)}: this node was asked to stop; it makes no new calls"
+            )
+
+    def where(self, method: str) -> str:
+        """Names a method of this server, for messages."""
+        return f"{self.route.options.where}: {method}"
+
+    # Calls
+
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Sends a call, waits for it, and returns or raises its outcome; as `submit` and `finish`."""
+        route = self.route
+        if self._is_limited or route.options.address in SERVERS:
+            return self.finish(self.submit(method, args, kwargs))
+        if LEFT:
+            clear_up()
+        try:
+            answer = route.ask(method, pack((args, kwargs)))
+        except SerializationError as error:
+            raise _cannot_send(method, error) from error.__cause__
+        if not isinstance(answer, Parcel):
+            return self.finish(answer)
+        try:
+            return unpack(answer)
+        except SerializationError as error:
+            raise unreadable(self.where(method), error) from error.__cause__
+
+    def submit(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        blocking: bool = True,
+        left_s: float | None = _ALL,
+    ) -> PendingCall:
+        """Sends a call.
+
+        Args:
+            method: Which.
+            args: Its arguments.
+            kwargs: Its arguments.
+            blocking: Whether the caller waits at once.
+            left_s: The rest of the timeout of a call that has begun elsewhere, which only a closed
+                client refuses.
+
+        Raises:
+            SerializationError: The arguments cannot be pickled.
+            CallCancelledError: No calls may begin here.
+        """
+        if left_s is not _ALL:
+            self._check_open()
+        else:
+            left_s = self.timeout_s
+            if self.draining or self._closed_since or self._base is not None:
+                self.check_calling(method)
+        if LEFT:
+            clear_up()
+        try:
+            call = self.route.submit(method, args, kwargs, left_s, blocking=blocking)
+        except SerializationError as error:
+            raise _cannot_send(method, error) from error.__cause__
+        return call if self._base is None else self._tracked(call)
+
+    def forward(self, method: str, arguments: Parcel) -> PendingCall:
+        """Sends a call whose arguments are packed already; no thread waits for it here.
+
+        Raises:
+            CallCancelledError: No calls may begin here.
+        """
+        self.check_calling(method)
+        clear_up()
+        call = self.route.forward(method, arguments, self.timeout_s)
+        return call if self._base is None else self._tracked(call)
+
+    def _tracked(self, call: PendingCall) -> PendingCall:
+        with self._lock:
+            self._pending.add(call)
+        if self._closed_since and not call.is_settled:
+            call.cancel()
+        return call
+
+    def finish(self, pending: PendingCall) -> Any:
+        """Waits for a call and returns or raises its outcome."""
+        result = pending.wait().result(pending)
+        if self._closed_since and isinstance(result, RemoteIterator):
+            # It may have begun just at its cancellation.
+            result.close()
+            self._check_open()
+        return result
+
+    def run_aside(self, task: Callable[[], None]) -> None:
+        """Runs a function that may block in another thread, or here if the system gives none."""
+        if self._callbacks.submit(task).cancelled():
+            task()
+
+    # The methods of the server
+
+    def lists(self, method: str) -> bool:
+        """Returns whether the server has listed a method."""
+        return method in self.route.listed_methods()
+
+    def lacks(self, method: str) -> bool:
+        """Returns whether the server certainly lacks a method.
+
+        It is asked, because it may have more than it has listed. If it has listed none, or does not
+        answer soon, the result is False.
+        """
+        known = self.route.listed_methods()
+        if not known or method in known:
+            return False
+        asked = self._ask_methods()
+        return asked is not None and method not in asked
+
+    def methods(self) -> frozenset[str]:
+        """Returns the names of methods, if the server answers soon. Never raises."""
+        return self._ask_methods() or self.route.listed_methods()
+
+    def describe(self, method: str) -> tuple[Any, Any]:
+        """Returns docstring and signature of a method; None if the server does not answer soon."""
+        return self._ask(DESCRIBE_METHOD, method) or (None, None)
+
+    def _ask_methods(self) -> frozenset[str] | None:
+        names = self._ask(LIST_METHODS)
+        if names is None:
+            return None
+        self.route.methods = frozenset(names)
+        return self.route.methods
+
+    def _ask(self, question: str, *args: str) -> Any:
+        """Asks the server; None if it does not answer soon."""
+        try:
+            self.check_calling(question)
+            return self.finish(self.submit(question, args, {}, left_s=_ASK_S))
+        except Exception:  # noqa: BLE001 - after any error, nothing is known
+            return None
+
+    def unknown(self, method: str) -> UnknownMethodError:
+        """Returns the error of a method that the server lacks."""
+        options = self.route.options
+        error = UnknownMethodError(
+            f"{options.where}: {options.serves or 'the server'} has "
+            + describe_unknown(method, sorted(self.route.listed_methods()))
+            + ("; this is a client already" if method == "dereference" else "")
+        )
+        error.name = method  # so that Python does not ask the client for similar names
+        return error
+
+
+def _cannot_send(method: str, error: SerializationError) -> SerializationError:
+    return SerializationError(f"the arguments of {method!r} cannot be pickled: {error}")

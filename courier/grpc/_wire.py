@@ -1,0 +1,127 @@
+"""Messages of `courier.proto`: sealing, checking, cutting large ones into pieces."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from courier._proto import courier_pb2 as pb
+from courier.errors import ProtocolError
+from courier.values.parcel import Parcel, ParcelAssembler, writable_copy
+
+M = TypeVar("M", bound=Message)
+
+SERVICE = "courier.v1.Courier"
+#: Larger parcels are sent in pieces after the proof of their sender: before it, little is accepted.
+INLINE_BYTES = 256 << 10
+PIECE_BYTES = 1 << 20
+
+#: Options of both sides. gRPC buffers a whole message before we check its sender. A proxy must
+#: never see a program's calls.
+COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", 2 * PIECE_BYTES),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+def grpc_target(address: str) -> str:
+    """Returns the name by which gRPC finds `host:port`."""
+    # Without a scheme, gRPC would take some host names for one.
+    return f"dns:///{address}"
+
+
+def describe(parcel: Parcel) -> pb.Parcel:
+    """Returns the description of a parcel for a head."""
+    return pb.Parcel(
+        pickle_bytes=len(parcel.pickle),
+        pickle_sha256=parcel.digest(),
+        buffer_bytes=[len(buffer) for buffer in parcel.buffers],
+    )
+
+
+def fits_inline(parcel: Parcel) -> bool:
+    """Returns whether a parcel is sent inside its message."""
+    return parcel.total_bytes <= INLINE_BYTES
+
+
+def sealed(head: bytes, seal: bytes, parcel: Parcel | None) -> pb.Sealed:
+    """Builds a message; `parcel` goes inside if given."""
+    message = pb.Sealed(head=head, seal=seal)
+    if parcel is not None:
+        message.pickle = bytes(parcel.pickle)
+        message.buffers.extend(bytes(buffer) for buffer in parcel.buffers)
+    return message
+
+
+def inline_parcel(message: pb.Sealed, expected: pb.Parcel) -> Parcel:
+    """Takes the parcel out of a message and checks it against its sealed description.
+
+    Raises:
+        ProtocolError: They do not match.
+    """
+    return checked(_inside(message), expected)
+
+
+def _inside(message: pb.Sealed) -> Parcel:
+    return Parcel(message.pickle, [writable_copy(data) for data in message.buffers])
+
+
+def checked(parcel: Parcel, expected: pb.Parcel) -> Parcel:
+    """Returns the parcel if it fits its sealed description.
+
+    Raises:
+        ProtocolError: It is not.
+    """
+    sizes = [len(buffer) for buffer in parcel.buffers]
+    if sizes != list(expected.buffer_bytes) or parcel.digest() != expected.pickle_sha256:
+        raise ProtocolError("the message is damaged: its content does not match its seal")
+    return parcel
+
+
+def is_inline(message: pb.Sealed, expected: pb.Parcel) -> bool:
+    """Returns whether the parcel is inside the message, and not in pieces after it."""
+    return len(message.pickle) == expected.pickle_bytes and len(message.buffers) == len(
+        expected.buffer_bytes
+    )
+
+
+async def receive(message: pb.Sealed, expected: pb.Parcel, pieces: AsyncIterator[bytes]) -> Parcel:
+    """Returns a parcel from its message or the pieces after it; not `checked`.
+
+    Args:
+        message: The opening of the stream, whose seal is right.
+        expected: Its sealed description.
+        pieces: The serialised `Piece` messages after it; takes only those of this parcel.
+
+    Raises:
+        ProtocolError: There is more or less than was announced.
+    """
+    if is_inline(message, expected):
+        return _inside(message)
+    assembler = ParcelAssembler(expected.pickle_bytes, expected.buffer_bytes)
+    while not assembler.complete:
+        piece = await anext(pieces, None)
+        if piece is None:
+            break
+        assembler.add(parse(pb.Piece, piece).data)
+    return assembler.finish()
+
+
+def send(message: pb.Sealed, parcel: Parcel) -> Iterator[bytes]:
+    """Yields the serialised pieces of a parcel that is not in its message."""
+    yield pb.Piece(opening=message).SerializeToString()
+    for piece in parcel.pieces(PIECE_BYTES):
+        yield pb.Piece(data=piece).SerializeToString()
+
+
+def parse(kind: type[M], data: bytes) -> M:
+    """Parses a message.
+
+    Raises:
+        ProtocolError: These bytes are no such message.
+    """
+    try:
+        return kind.FromString(data)
+    except (DecodeError, SystemError) as error:  # the latter comes from protobuf 3.20
+        raise ProtocolError(f"not a {kind.__name__} message") from error

@@ -1,0 +1,1 @@
+"""Values in messages: pickles, tensors, exceptions, shared memory."""

@@ -1,0 +1,164 @@
+"""Waits until any of many descriptors is ready: epoll where there is one, poll elsewhere.
+
+Other threads may change the watched descriptors, and wake the polling thread, at any time.
+"""
+
+import contextlib
+import os
+import select
+from collections.abc import Callable
+from typing import Protocol
+
+from courier.threads.locks import Lock
+from courier.wire.spinning import Events, Spin
+
+READ = select.POLLIN
+WRITE = select.POLLOUT
+#: The peer has closed the connection while no thread reads. Where the system cannot tell, a later read does.
+HANG_UP = getattr(select, "EPOLLRDHUP", 0)
+
+
+#: The longest wait that poll takes; the thread waits again.
+_LONGEST_S = 1e6
+
+
+def poll_once(descriptor: int, events: int, timeout_s: float | None) -> bool:
+    """Waits for a socket; returns whether it is ready. One that was closed is."""
+    if descriptor < 0:
+        return True
+    poll = select.poll()
+    poll.register(descriptor, events)
+    return bool(poll.poll(None if timeout_s is None else min(timeout_s, _LONGEST_S) * 1000))
+
+
+def poll_of(descriptor: int) -> Callable[[float], Events]:
+    """Returns a function that polls a socket for reading, given milliseconds. For one thread."""
+    poll = select.poll()
+    poll.register(descriptor, READ)
+    return poll.poll
+
+
+class Watcher(Protocol):
+    """Watches descriptors. Only `poll` is for one thread."""
+
+    def watch(self, descriptor: int, events: int, *, once: bool = False) -> None:
+        """Sets the events to notice for a descriptor, from now on or once."""
+
+    def forget(self, descriptor: int) -> None:
+        """Stops watching it."""
+
+    def poll(self, timeout_s: float | None) -> Events:
+        """Waits; returns descriptors with their events, maybe none."""
+
+    def wake(self) -> None:
+        """Makes `poll` return. Safe in finalisers and signal handlers."""
+
+    def close(self) -> None:
+        """Closes it; it must not be used any more."""
+
+
+def make_watcher(spin: Spin | None = None) -> Watcher:
+    """Returns the best watcher that this system has.
+
+    Args:
+        spin: Decides whether `poll` spins for a moment before it sleeps, where there is epoll; None
+            is never.
+    """
+    if hasattr(select, "epoll") and hasattr(os, "eventfd"):
+        return EpollWatcher(spin)
+    return PollWatcher()
+
+
+class EpollWatcher:
+    """On Linux: the time of a system call does not depend on the number of descriptors."""
+
+    def __init__(self, spin: Spin | None) -> None:
+        self._spin = spin
+        self._epoll = select.epoll()
+        self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._alarm, select.EPOLLIN)
+        self._poll = self._epoll.poll
+
+    def watch(self, descriptor: int, events: int, *, once: bool = False) -> None:
+        wanted = events | (select.EPOLLONESHOT if once else 0)
+        # The descriptor, or the watcher, was closed meanwhile.
+        with contextlib.suppress(OSError, ValueError):
+            try:
+                self._epoll.modify(descriptor, wanted)
+            except FileNotFoundError:
+                self._epoll.register(descriptor, wanted)
+
+    def forget(self, descriptor: int) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._epoll.unregister(descriptor)
+
+    def poll(self, timeout_s: float | None) -> Events:
+        found = self._spin.look(self._poll) if self._spin is not None else None
+        events = found or self._poll(timeout_s)
+        for event in events:
+            if event[0] == self._alarm:
+                events.remove(event)
+                with contextlib.suppress(OSError):
+                    os.eventfd_read(self._alarm)
+                break
+        return events
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._alarm, 1)
+
+    def close(self) -> None:
+        self._epoll.close()
+        os.close(self._alarm)
+
+
+class PollWatcher:
+    """On other systems."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._wanted: dict[int, tuple[int, bool]] = {}
+        self._alarm, self._bell = os.pipe()
+        for end in (self._alarm, self._bell):
+            os.set_blocking(end, False)
+
+    def watch(self, descriptor: int, events: int, *, once: bool = False) -> None:
+        if descriptor < 0:
+            return
+        with self._lock:
+            self._wanted[descriptor] = (events, once)
+        self.wake()
+
+    def forget(self, descriptor: int) -> None:
+        with self._lock:
+            self._wanted.pop(descriptor, None)
+
+    def poll(self, timeout_s: float | None) -> Events:
+        poll = select.poll()
+        poll.register(self._alarm, READ)
+        with self._lock:
+            for descriptor, (events, _) in self._wanted.items():
+                poll.register(descriptor, events)
+        found = []
+        for descriptor, events in poll.poll(timeout_s and timeout_s * 1000):
+            if descriptor == self._alarm:
+                with contextlib.suppress(OSError):
+                    os.read(self._alarm, 4096)
+                continue
+            with self._lock:
+                wanted = self._wanted.get(descriptor)
+                if events & select.POLLNVAL:  # closed
+                    self._wanted.pop(descriptor, None)
+                    continue
+                if wanted is not None and wanted[1]:
+                    self._wanted[descriptor] = (0, True)
+            found.append((descriptor, events))
+        return found
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._bell, b"!")
+
+    def close(self) -> None:
+        os.close(self._alarm)
+        os.close(self._bell)

@@ -1,1 +1,0 @@
-"""What the Kubernetes launcher is made of."""

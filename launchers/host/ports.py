@@ -1,0 +1,118 @@
+"""Ports that are held before servers listen at them."""
+
+import contextlib
+import itertools
+import os
+import socket
+from collections.abc import Iterable
+
+from courier.lowlevel import bound, join_address, loopback
+from launchpad_lite.worker.address import Address
+
+#: By default, no system gives these to connections, or to programs that ask for any free port: Linux
+#: begins at 32768, others at 49152. So no other program gets one by chance while its node restarts.
+_LENDABLE = range(20_000, 30_000)
+
+
+class PortTakenError(OSError):
+    """A port that was asked for is not free."""
+
+
+class PortReservations:
+    """Bound sockets that never listen: they hold the ports, and our servers listen there, too.
+
+    SO_REUSEPORT lets only processes of the same user share the port. A worker that is
+    restarted finds its port still held.
+
+    A foreign program does not share a port, so its port is held only until its node starts.
+    """
+
+    def __init__(self, host: str | None = None) -> None:
+        """Holds nothing yet.
+
+        Args:
+            host: IP address of the interface whose ports are held; `::` for all; None for loopback.
+        """
+        self._host = loopback() if host is None else host
+        self._sockets: list[socket.socket] = []
+        #: Sockets of lent ports, by the node that they are lent to.
+        self._lendable: dict[str, list[socket.socket]] = {}
+
+    def reserve(self, port: int | None, *, lent_to: str | None = None) -> int:
+        """Holds a port and returns it.
+
+        Args:
+            port: Which; None takes a free one.
+            lent_to: The node in which a foreign program listens there; None: one of our servers does.
+
+        Raises:
+            PortTakenError: Another process listens there, or it is reserved already.
+        """
+        if port is not None:
+            # Without SO_REUSEPORT, so that it fails for any holder of the port.
+            self._bound(port, backlog=1).close()
+        if lent_to is None:
+            held = self._bound(port or 0, socket.SO_REUSEPORT)
+            self._sockets.append(held)
+        else:
+            held = self._lendable_port() if port is None else self._bound(port)
+            self._lendable.setdefault(lent_to, []).append(held)
+        # With SO_REUSEADDR, another user could listen there while none of our servers does.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        return int(held.getsockname()[1])
+
+    def _bound(self, port: int, *options: int, backlog: int | None = None) -> socket.socket:
+        try:
+            # With SO_REUSEADDR, because connections of an earlier server may still be closing.
+            return bound(self._host, port, socket.SO_REUSEADDR, *options, backlog=backlog)
+        except OSError as error:
+            where = join_address(self._host, port)
+            raise PortTakenError(f"the port {where} is taken: {error}") from error
+
+    def _lendable_port(self) -> socket.socket:
+        first = int.from_bytes(os.urandom(4), "big")  # `random` belongs to the user's experiment
+        for number in range(first, first + len(_LENDABLE)):
+            with contextlib.suppress(OSError):
+                return bound(self._host, _LENDABLE[number % len(_LENDABLE)])
+        raise PortTakenError(f"no port from {_LENDABLE[0]} to {_LENDABLE[-1]} is free")
+
+    def lend(self, node: str) -> None:
+        """Releases the ports of the foreign programs of a node, which starts now."""
+        for held in self._lendable.pop(node, ()):
+            held.close()
+
+    def reserve_all(self, wanted: Iterable[Address]) -> dict[str, int]:
+        """Holds a port for each address; returns them by address key.
+
+        Raises:
+            PortTakenError: A requested port is not free; then none of these ports is held.
+        """
+        held = PortReservations(self._host)  # separate from the ports of nodes that run
+        reserved: dict[str, int] = {}
+        owners: dict[int, str] = {}
+        try:
+            for address in wanted:
+                if address.port in owners:
+                    both = f"{owners[address.port]} and {address.node}"
+                    raise PortTakenError(f"{both} ask for the same port, {address.port}")
+                lent_to = address.node if address.is_foreign else None
+                try:
+                    port = held.reserve(address.port, lent_to=lent_to)
+                except PortTakenError as error:
+                    advice = "choose another port, or none: then a free one is found"
+                    raise PortTakenError(f"{address.node}: {error}; {advice}") from error
+                reserved[address.key], owners[port] = port, address.node
+        except OSError:
+            held.close()
+            raise
+        self._sockets += held._sockets
+        for node, lendable in held._lendable.items():
+            self._lendable.setdefault(node, []).extend(lendable)
+        return reserved
+
+    def close(self) -> None:
+        """Gives all ports back."""
+        for held in itertools.chain(self._sockets, *self._lendable.values()):
+            held.close()
+        self._sockets.clear()
+        self._lendable.clear()

@@ -1,0 +1,330 @@
+"""Installs an agent on a host that has only Python: the launcher's side of `boot`.
+
+A command (ssh, srun) starts an interpreter on the host and carries bytes both ways. The launcher sends
+everything else through these pipes, because other users could read arguments.
+"""
+
+import collections
+import contextlib
+import math
+import platform
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launchers.host import boot
+from launchers.host.link import SIGNS_PER_SILENCE, LinkFrame, LinkReader, Reach, write_all
+from launchers.host.sweep import MARK
+from launchers.host.timing import DEFAULT, Timing
+from launchers.supervision.agent_link import AgentLink
+from launchpad_lite.errors import LaunchError
+
+#: Reads a line with a length, then a program of that length. It buffers nothing, because that program reads
+#: on from the same input. It is one line without single quotes, so that shells pass it unchanged and people
+#: can read it.
+LOADER = (
+    "import sys;sys.version_info>(3,6) or "
+    'sys.exit("Python %d.%d is too old. Say which one to use: python="%sys.version_info[:2]);'
+    'i=open(0,"rb",0,closefd=False);n=int(i.readline());s=b"";'
+    'exec("while len(s)<n:s+=i.read(n-len(s)) or sys.exit(1)");'
+    "sys.path[:]=[p for p in sys.path if p];exec(s.decode())"
+)
+#: Starts the first of the interpreters in its arguments that exists, with argument 0 as the program.
+_SCRIPT = (
+    'for p; do case $p in "~/"*) p=$HOME/${p#"~/"};; esac; '
+    'command -v "$p" >/dev/null 2>&1 && exec "$p" -c "$0"; done; '
+    'echo "there is no $*" >&2; exit 127'
+)
+#: How many lines of error output of a host's programs a message quotes.
+_MESSAGES = 20
+#: Seconds that the command has to end after SIGTERM.
+_END_S = 5.0
+#: Exit code of a shell that does not find the program.
+_NO_PYTHON = 127
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a bare interpreter reports about its host and itself."""
+
+    python: tuple[int, ...]
+    implementation: str
+    executable: str
+    platform: tuple[str, ...]
+    packages: Mapping[str, str | None] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+    @classmethod
+    def here(cls) -> "Facts":
+        """Returns the facts of this process that must agree with those of a host."""
+        return cls(
+            sys.version_info[:3],
+            platform.python_implementation(),
+            sys.executable,
+            (sys.platform, platform.machine(), platform.libc_ver()[0]),
+        )
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What the launcher tells a host first.
+
+    Attributes:
+        trees: Keys of the code trees that the host needs, in the order of `sys.path`.
+        packages: Names of the packages that are needed there.
+        silence_s: Seconds of silence after which the host counts the launcher as gone.
+        requirements: Text for `pip install --requirement`; None: its Python has all packages.
+        cache: Folder there for code; None: the user's.
+        in_pod: Whether it is the pod of one node.
+    """
+
+    trees: tuple[str, ...]
+    packages: tuple[str, ...]
+    silence_s: float
+    requirements: str | None = None
+    cache: str | None = None
+    in_pod: bool = False
+
+    def encode(self) -> bytes:
+        """Returns the bytes to send: the program, and the first frame that it reads."""
+        source = Path(boot.__file__).read_text()
+        program = f"{source}\nSOURCE = {source!r}\nmain()\n".encode()
+        fields: dict[str, Any] = {
+            "trees": self.trees,
+            "packages": self.packages,
+            "silence_s": self.silence_s,
+            "requirements": self.requirements,
+            "cache": self.cache,
+            "in_pod": self.in_pod,
+            "folder": str(Path.cwd()),
+            "mark_variable": MARK,
+            "mark": uuid.uuid4().hex,
+        }
+        return b"%d\n" % len(program) + program + LinkFrame("hello", fields).encode()
+
+
+class HostError(LaunchError):
+    """A host cannot be reached, or cannot run nodes."""
+
+
+def pythons(python: str | None) -> list[str]:
+    """Returns interpreters to try on hosts.
+
+    Args:
+        python: The one that the user wants.
+    """
+    return [python] if python else [sys.executable, f"python3.{sys.version_info.minor}", "python3"]
+
+
+def host_command(pythons: Sequence[str]) -> list[str]:
+    """Returns the command for a host: it runs the first of these interpreters that exists there.
+
+    Args:
+        pythons: Paths, or names on the path of that host.
+    """
+    return ["sh", "-c", _SCRIPT, LOADER, *pythons]
+
+
+def _start(name: str, command: Sequence[str]) -> "subprocess.Popen[bytes]":
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # Ctrl-C in the terminal must reach only the launcher, which stops the program in order.
+            start_new_session=True,
+            bufsize=0,
+        )
+    except OSError as error:
+        raise HostError(f"{name}: {command[0]!r} cannot be started: {error}") from error
+
+
+class Arrival:
+    """A host whose agent is starting."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        hello: Hello,
+        process: Reach | None = None,
+        *,
+        timing: Timing = DEFAULT,
+    ) -> None:
+        """Starts the command; the host starts its agent while the caller continues.
+
+        Args:
+            name: The host.
+            command: Starts an interpreter there and carries bytes both ways.
+            hello: What to tell it.
+            process: A link that does so already; then the command is not started.
+            timing: How long it waits for error output.
+
+        Raises:
+            HostError: There is no such command.
+        """
+        self.name = name
+        self.command = tuple(command)
+        self._hello = hello
+        self._timing = timing
+        self._ping_s = hello.silence_s / SIGNS_PER_SILENCE
+        self._taken_over = threading.Event()
+        self._sending = threading.Lock()
+        self._pinger = threading.Thread(
+            target=self._keep_awake, name=f"launchpad-ping-{name}", daemon=True
+        )
+        self.process = _start(name, command) if process is None else process
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.messages: collections.deque[str] = collections.deque(maxlen=_MESSAGES)
+        self._complaints = threading.Thread(
+            target=self._listen, name=f"launchpad-messages-{name}", daemon=True
+        )
+        self._complaints.start()
+        self._reading = threading.Lock()
+        self.frames = LinkReader(self.process.stdout.fileno(), boot.MARKER)
+        write_all(self.process.stdin.fileno(), hello.encode())
+
+    def _listen(self) -> None:
+        assert self.process.stderr is not None
+        with contextlib.suppress(OSError, ValueError), self.process.stderr:
+            for line in self.process.stderr:
+                self.messages.append(line.decode(errors="replace").rstrip())
+
+    def facts(self, give_up_at: float) -> Facts:
+        """Waits for the facts that the host reports.
+
+        Args:
+            give_up_at: Monotonic time. An installation of requirements may take longer.
+
+        Raises:
+            HostError: It cannot be reached, or has no Python.
+        """
+        with self._failures():
+            self.frames.begin(give_up_at)
+        # An installation has no time limit. If the link breaks meanwhile, the command ends.
+        installs = self._hello.requirements is not None
+        fields = self._read("facts", math.inf if installs else give_up_at).fields
+        self._pinger.start()
+        lists = {name: tuple(fields[name]) for name in ("python", "platform", "missing")}
+        return Facts(**{**fields, **lists})
+
+    def ship(self, archives: Mapping[str, bytes]) -> None:
+        """Sends code.
+
+        Args:
+            archives: The trees that the host lacks, by key.
+        """
+        assert self.process.stdin is not None
+        sizes = {key: len(archive) for key, archive in archives.items()}
+        data = LinkFrame("ship", {"sizes": sizes}).encode() + b"".join(archives.values())
+        with self._sending:
+            write_all(self.process.stdin.fileno(), data)
+
+    def await_agent(self, give_up_at: float) -> None:
+        """Waits until the agent runs.
+
+        Raises:
+            HostError: The agent cannot start.
+        """
+        self._read("ready", give_up_at)
+
+    def _keep_awake(self) -> None:
+        """Pings a host that waits for slower hosts: otherwise it would count the launcher as gone."""
+        assert self.process.stdin is not None
+        while not self._taken_over.wait(self._ping_s):
+            with self._sending:
+                write_all(self.process.stdin.fileno(), LinkFrame("ping").encode())
+
+    def _stop_pinging(self) -> None:
+        self._taken_over.set()
+        if self._pinger.ident is not None:
+            self._pinger.join()
+
+    def _read(self, op: str, give_up_at: float) -> LinkFrame:
+        with self._failures():
+            while (frame := self.frames.read(give_up_at)) is not None:
+                if frame.op == op:
+                    return frame
+                if frame.op == "failed":
+                    raise HostError(f"{self.name}: {frame['text']}")
+                self.messages.append(str(frame["text"]))
+            raise EOFError
+
+    @contextlib.contextmanager
+    def _failures(self) -> Any:
+        try:
+            with self._reading:
+                yield
+        except TimeoutError:
+            raise HostError(f"{self.name}: it did not answer in time{self.explanation()}") from None
+        except EOFError:
+            raise HostError(f"{self.name}: {self._end()}") from None
+
+    def _end(self) -> str:
+        code = self.process.wait()
+        said = self.last_words()
+        if self._hello.in_pod:
+            return f"its pod ended{said}"
+        if code == _NO_PYTHON:
+            return f"no Python was found{said}. Say which one to use: python="
+        return f"{self.command[0]} ended with exit code {code}{said}"
+
+    def explanation(self) -> str:
+        """Returns the error output of the host's programs, as the end of a message."""
+        # A program that refuses, such as a forced command of sshd, may print this to standard output.
+        said = self.frames.decoder.prologue.decode(errors="replace").splitlines()[-_MESSAGES:]
+        told = [*self.messages, *filter(None, map(str.strip, said))]
+        return f": {'; '.join(told)}" if told else ""
+
+    def last_words(self) -> str:
+        """Waits for the last error output of the host's programs, then returns `explanation()`."""
+        self._complaints.join(self._timing.last_words_s)
+        return self.explanation()
+
+    def link(self, silence_s: float) -> AgentLink:
+        """Returns the link to the agent, which runs by now.
+
+        Args:
+            silence_s: Seconds of silence after which the agent counts as lost.
+        """
+        self._stop_pinging()
+        return AgentLink(
+            self.process,
+            self.frames,
+            silence_s,
+            self.command[0],
+            keeps_logs=False,
+            explain=self.last_words,
+            release=self.close,
+            failure_code=1 if self._hello.in_pod else 0,
+        )
+
+    def close(self) -> None:
+        """Ends the command, and so all that it started on the host. May be repeated."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._taken_over.set()
+        # On the host, the end of the input ends everything. This comes first, because a slow or stuck link
+        # may block a thread that writes to it.
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+        try:
+            self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._stop_pinging()
+        with self._sending, contextlib.suppress(OSError):
+            self.process.stdin.close()
+        # A thread that still reads there has seen the end by now. Closed earlier, it would wait forever.
+        with self._reading, contextlib.suppress(OSError):
+            self.process.stdout.close()
+        self._complaints.join(self._timing.close_s)

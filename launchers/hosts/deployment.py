@@ -1,0 +1,593 @@
+"""From hosts that have been reached to a running program: what SSH and Slurm have in common.
+
+The steps, in this order: the facts of each host, the code that it lacks, its agent, its resources, the
+addresses by which hosts reach each other, the placement of nodes, ports, certificates, the nodes. No node
+starts before all hosts have passed all steps. One error lists the mistakes of all hosts.
+"""
+
+import contextlib
+import dataclasses
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from courier import Secret, TlsCredentials
+from courier.lowlevel import join_address
+from launchers.host.grant import Grant
+from launchers.host.link import LinkFrame
+from launchers.host.machine import Machine
+from launchers.host.probe import WORD_BYTES, Target, reach
+from launchers.hosts._tunnels import Tunnels
+from launchers.hosts.arrival import Arrival, Facts, Hello
+from launchers.hosts.fleet import Fleet
+from launchers.hosts.host_list import HostSpec
+from launchers.hosts.host_options import HostOptions, Tunnel
+from launchers.hosts.placement import Room, Strategy, hosts_chosen, place
+from launchers.hosts.reachability import LAUNCHER, Views, choose_addresses
+from launchers.hosts.shipping import Shipment
+from launchers.hosts.trust import Authority, refuse_clock
+from launchers.supervision.allotment import allot
+from launchers.supervision.console import Console, Output
+from launchers.supervision.logs import NodeLogs
+from launchers.supervision.payloads import payloads
+from launchers.supervision.remote import AgentHost
+from launchers.supervision.run_folder import make_run_folder
+from launchers.supervision.supervised_program import SupervisedProgram
+from launchpad_lite.errors import LaunchError
+from launchpad_lite.launching import (
+    AddressTable,
+    Executable,
+    Finding,
+    LaunchOptions,
+    LaunchPlan,
+    RunningProgram,
+)
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: Servers listen on all interfaces, because a probe decides which one peers call. Each peer must have a
+#: certificate of the program, and prove that it knows the secret.
+_LISTEN_HOST = "::"
+#: Seconds after which a host counts as out of reach. TCP sends a lost first packet again after one second.
+_REACH_S = 3.2
+#: Seconds from the time at which the loss of a host is noticed until all processes know of it.
+_LATER_S = 1.0
+#: How many hosts are contacted at the same time, each by a thread that mostly waits.
+_MOST_AT_ONCE = 1024
+#: What to do about a Python of another version.
+_OTHER_PYTHON = "Name another interpreter, as in hosts=['h1:python=/path/to/python{0}'], or python= for all hosts"
+_OTHER_IMAGE = "Use an image that has Python {0}, or launch with the Python of the image"
+#: Seconds that the agent has to start once its code is there.
+_AGENT_S = 60.0
+
+
+MakeFleet = Callable[["Starter", SupervisedProgram], Fleet]
+ReachHost = Callable[[HostSpec, Hello], Arrival]
+Issue = Callable[[str, Sequence[str]], TlsCredentials]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What to start on the hosts, and how.
+
+    Attributes:
+        plan: What to launch.
+        options: How.
+        specs: The hosts.
+        wanted: The user's options for all hosts.
+        shipment: Code that is needed there.
+        ways: How hosts reach each other, if that is known; None: they probe each other.
+        issue: Makes credentials for servers with these names; None: the run gets its own authority.
+        output: Shows what nodes print; None: this process prints it, unless the options say `quiet`.
+        keeps_logs: Whether what nodes print is kept in files.
+        in_pods: Whether each host is the pod of one node.
+    """
+
+    plan: LaunchPlan
+    options: LaunchOptions
+    specs: tuple[HostSpec, ...]
+    wanted: HostOptions
+    shipment: Shipment
+    ways: Views | None = None
+    issue: Issue | None = None
+    output: Output | None = None
+    keeps_logs: bool = True
+    in_pods: bool = False
+
+
+def deploy(
+    deployment: Deployment,
+    reach_host: ReachHost,
+    limit_s: float,
+    make_fleet: MakeFleet | None = None,
+) -> RunningProgram:
+    """Starts a program on several hosts; returns when its addresses are known and bound.
+
+    Args:
+        deployment: What to start.
+        reach_host: Starts a bare interpreter on a host.
+        limit_s: Seconds within which each host must answer.
+        make_fleet: Combines the hosts once their nodes are placed.
+
+    Raises:
+        LaunchError: The program cannot be started; no part of it is left.
+    """
+    # First, because it raises if the package `cryptography` is missing.
+    issue = deployment.issue or Authority(deployment.plan.program).issue
+    if deployment.output is None and not deployment.options.quiet:
+        deployment = dataclasses.replace(deployment, output=Console())
+    with contextlib.ExitStack() as undo:
+        hosts = _bring_up(deployment, deployment.specs, reach_host, limit_s, undo)
+        survey = _survey(deployment, hosts)
+        program = Starter(deployment, hosts, survey, issue, reach_host).start(undo, make_fleet)
+        undo.pop_all()
+    return program
+
+
+def try_host(deployment: Deployment, reach_host: ReachHost, limit_s: float) -> Finding:
+    """Reaches the one host of a deployment as `deploy` does, then ends its agent. Raises what `deploy` raises."""
+    (name,) = (each.name for each in deployment.specs)
+    with contextlib.ExitStack() as undo:
+        hosts = _bring_up(deployment, deployment.specs, reach_host, limit_s, undo)
+        survey = _survey(deployment, hosts)
+    address = survey.views.address(LAUNCHER, name)
+    text = f"its agent answered; its clock is {survey.ahead_s[name]:+.1f} s ahead; "
+    if address is None:
+        return Finding("warn", f"{text}no address is reached from here", "Calls go through tunnels")
+    return Finding("ok", f"{text}it is reached at {address}")
+
+
+def _bring_up(
+    deployment: Deployment,
+    specs: Iterable[HostSpec],
+    reach_host: ReachHost,
+    limit_s: float,
+    undo: contextlib.ExitStack,
+) -> dict[str, AgentHost]:
+    """Returns hosts with their agents, by name."""
+    shipment, wanted = deployment.shipment, deployment.wanted
+    hello = Hello(
+        tuple(tree.key for tree in shipment.trees),
+        tuple(shipment.requires),
+        wanted.silence_s,
+        wanted.requirements,
+        wanted.cache,
+        deployment.in_pods,
+    )
+    arrivals = []
+    for spec in specs:
+        arrivals.append(reach_host(spec, hello))
+        undo.callback(arrivals[-1].close)
+    _ship(deployment, arrivals, time.monotonic() + limit_s)
+    hosts = {}
+    for arrival in arrivals:
+        link = arrival.link(wanted.silence_s)
+        hosts[arrival.name] = AgentHost(arrival.name, link, deployment.output)
+        undo.callback(hosts[arrival.name].close)
+    for host in hosts.values():  # called first: all end at the same time, then each is waited for
+        undo.callback(host.begin_to_close)
+    return hosts
+
+
+def _on_all(do: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Calls a function for all hosts at once; raises one error with all mistakes."""
+    todo = list(items)
+    results: list[R] = []
+    mistakes = []
+    pool = ThreadPoolExecutor(max(1, min(_MOST_AT_ONCE, len(todo))))
+    try:
+        for future in [pool.submit(do, item) for item in todo]:
+            try:
+                results.append(future.result())
+            except LaunchError as error:
+                mistakes.append(str(error))
+    except BaseException:  # an interrupt: the caller ends the hosts that the threads wait for
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+    _refuse(mistakes)
+    return results
+
+
+def _refuse(mistakes: Sequence[str]) -> None:
+    if mistakes:
+        raise LaunchError("\n".join(mistakes))
+
+
+# Code
+
+
+def _ship(deployment: Deployment, arrivals: Sequence[Arrival], give_up_at: float) -> None:
+    """Sends the hosts the code that they lack, and waits until their agents run."""
+    here, requires, in_pods = Facts.here(), deployment.shipment.requires, deployment.in_pods
+
+    def lacking(arrival: Arrival) -> Sequence[str]:
+        there = arrival.facts(give_up_at)
+        mistakes = mismatches(here, there, requires, in_pods=in_pods)
+        _refuse([f"{arrival.name}: {mistake}" for mistake in mistakes])
+        return there.missing
+
+    missing = dict(zip([a.name for a in arrivals], _on_all(lacking, arrivals), strict=True))
+    needed = {key for keys in missing.values() for key in keys}
+    trees = [tree for tree in deployment.shipment.trees if tree.key in needed]
+    archives = {tree.key: tree.archive() for tree in trees}
+
+    def ship(arrival: Arrival) -> None:
+        arrival.ship({key: archives[key] for key in missing[arrival.name]})
+        arrival.await_agent(time.monotonic() + _AGENT_S)
+
+    _on_all(ship, arrivals)
+
+
+def mismatches(
+    here: Facts, there: Facts, requires: Mapping[str, str], *, in_pods: bool = False
+) -> Iterator[str]:
+    """Returns why code of this process cannot run at a host.
+
+    Args:
+        here: Facts of this process.
+        there: Facts of the host.
+        requires: Packages that are needed there, in the versions of this process.
+        in_pods: Whether the host is a pod. The maker of its image chooses the versions of packages and the
+            platform, so these may differ.
+    """
+    wanted = f"{here.implementation} {_dotted(here.python[:2])}"
+    found = f"{there.implementation} {_dotted(there.python[:2])}"
+    if found != wanted:
+        remedy = (_OTHER_IMAGE if in_pods else _OTHER_PYTHON).format(_dotted(here.python[:2]))
+        yield (
+            f"{there.executable} is {there.implementation} {_dotted(there.python)}, the program is "
+            f"launched by {_dotted(here.python)}: code travels between the same minor versions "
+            f"only. {remedy}"
+        )
+        return
+    if there.platform != here.platform and not in_pods:
+        yield (
+            f"it is a {'-'.join(filter(None, there.platform))}, the program is launched from a "
+            f"{'-'.join(filter(None, here.platform))}; what is shipped would not run there"
+        )
+    differing = [
+        f"{name} {version} ({there.packages.get(name) or 'none'} there)"
+        for name, version in requires.items()
+        if there.packages.get(name) != version and not (in_pods and there.packages.get(name))
+    ]
+    if differing and in_pods:
+        yield (
+            f"the program needs {', '.join(differing)} in {there.executable} of its image. Install "
+            "them there (as examples/Dockerfile does), or name another image"
+        )
+    elif differing:
+        yield (
+            f"the program needs {', '.join(differing)} in {there.executable}. Install the same "
+            "versions there, name an interpreter that has them (python=), or let the launcher "
+            "install them (requirements='requirements.txt')"
+        )
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
+
+
+# Hosts
+
+
+@dataclass
+class _Survey:
+    """What hosts have, and how they reach each other."""
+
+    machines: dict[str, Machine]
+    views: Views
+    #: Seconds by which the clock of each host is ahead of the launcher's.
+    ahead_s: dict[str, float]
+
+
+def _survey(deployment: Deployment, hosts: Mapping[str, AgentHost]) -> _Survey:
+    """Asks hosts what they have, and how they reach each other unless that is known."""
+    words = {name: secrets.token_hex(WORD_BYTES) for name in hosts}
+    ahead_s: dict[str, float] = {}
+
+    def ask(host: AgentHost) -> LinkFrame:
+        question = {"word": words[host.name], "listen_host": _LISTEN_HOST}
+        answer = host.ask(LinkFrame("survey", question))
+        ahead_s[host.name] = answer["time_s"] - time.time()
+        if deployment.issue is None:  # otherwise the host has already used its certificate
+            mistake = refuse_clock(host.name, answer["time_s"], time.time())
+            _refuse([mistake] if mistake is not None else [])
+        return answer
+
+    found = dict(zip(hosts, _on_all(ask, hosts.values()), strict=True))
+    machines, targets = {}, {}
+    for spec in deployment.specs:
+        if spec.name not in hosts:
+            continue
+        answer = found[spec.name]
+        machine = Machine.decode(answer["machine"], spec.name)
+        machines[spec.name] = machine.limited(cpu=spec.cpu, ram_gib=spec.ram_gib, gpu=spec.gpu)
+        addresses = (spec.address,) if spec.address else tuple(answer["addresses"])
+        targets[spec.name] = Target(spec.name, addresses, answer["port"], words[spec.name])
+    if deployment.ways is not None:
+        return _Survey(machines, deployment.ways, ahead_s)
+    # An agent sends nothing while it probes, so a probe must end before the agent counts as lost.
+    timeout_s = max(1.0, min(_REACH_S, deployment.wanted.silence_s / 2))
+    return _Survey(machines, _probe(targets, hosts, timeout_s), ahead_s)
+
+
+def _probe(
+    targets: Mapping[str, Target], hosts: Mapping[str, AgentHost], timeout_s: float
+) -> Views:
+    def probe(host: AgentHost | None) -> Mapping[str, Sequence[str]]:
+        if host is None:
+            return reach(list(targets.values()), None, timeout_s)
+        others = [dataclasses.asdict(each) for each in targets.values() if each.name != host.name]
+        question = LinkFrame("probe", {"targets": others, "timeout_s": timeout_s})
+        reached: Mapping[str, Sequence[str]] = host.ask(question)["reached"]
+        return reached
+
+    reached = _on_all(probe, [None, *hosts.values()])
+    return choose_addresses(
+        {name: target.addresses for name, target in targets.items()},
+        dict(zip([LAUNCHER, *hosts], reached, strict=True)),
+    )
+
+
+# The program
+
+
+class Starter:
+    """Places nodes and starts them; later, finds new hosts for nodes whose hosts are lost.
+
+    Attributes:
+        hosts: All hosts.
+        placement: Name of the first host of each node, once they are placed.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        hosts: Mapping[str, AgentHost],
+        survey: _Survey,
+        issue: Issue,
+        reach_host: ReachHost,
+    ) -> None:
+        """Made by `deploy`."""
+        self._deployment = deployment
+        self._plan = deployment.plan
+        self._hosts = hosts
+        self.hosts = list(hosts.values())
+        self._survey = survey
+        self._executables = {each.name: each for each in self._plan.executables}
+        self._ports: dict[str, int] = {}
+        self._table: AddressTable | None = None
+        self._secret = Secret.generate()
+        self._issue = issue
+        self._reach_host = reach_host
+        self._tunnels = Tunnels(hosts)
+        self.placement: Mapping[str, str] = {}
+        self._logs: tuple[Path, NodeLogs | None, float] = (Path(), None, math.inf)
+
+    def start(self, undo: contextlib.ExitStack, make_fleet: MakeFleet | None) -> SupervisedProgram:
+        """Starts the nodes, on hosts that have passed the survey."""
+        rooms = [_room(self._survey.machines[spec.name]) for spec in self._deployment.specs]
+        plan, deployment, wanted = self._plan, self._deployment, self._deployment.wanted
+        placement = place(plan.executables, rooms, wanted.placement, wanted.strategy)
+        if placement.mistakes:
+            raise LaunchError(f"program {plan.program!r}: {'; '.join(placement.mistakes)}")
+        undo.callback(self._tunnels.close)
+        self.placement = placement.hosts
+        self._check_ways()
+        by_host = {
+            name: [each for each in plan.executables if placement.hosts[each.name] == name]
+            for name in self._hosts
+        }
+        machines = self._survey.machines
+        grants = _on_all(lambda name: _grants(by_host[name], machines[name]), by_host)
+
+        def reserve(host: AgentHost) -> Mapping[str, int]:
+            return host.reserve([a for each in by_host[host.name] for a in each.addresses])
+
+        for ports in _on_all(reserve, self.hosts):
+            self._ports.update(ports)
+        self._table = self._table_for(LAUNCHER, placement.hosts)
+        folder = make_run_folder(plan.program, deployment.options.log_dir)
+        limit = deployment.options.log_limit_bytes
+        logs = NodeLogs(folder, list(self._executables), limit) if deployment.keeps_logs else None
+        self._logs = folder, logs, limit
+        plan = dataclasses.replace(plan, hosts=placement.hosts)
+        program = SupervisedProgram(
+            plan,
+            deployment.options,
+            self._table,
+            folder,
+            deployment.wanted.silence_s + _LATER_S,
+            tells_logs=not deployment.options.quiet,
+        )
+        for (name, host), granted in zip(self._hosts.items(), grants, strict=True):
+            part = dataclasses.replace(plan, executables=tuple(by_host[name]))
+            table = self._table_for(name, placement.hosts)
+            host.payloads.update(payloads(part, table, deployment.options))
+            host.grants.update(granted)
+            host.listen(program, *self._logs)
+        fleet = make_fleet(self, program) if make_fleet else Fleet(self.hosts, self.placement, self)
+        program.supervise(fleet)
+        return program
+
+    def readmit(self, host: AgentHost, program: SupervisedProgram, limit_s: float) -> AgentHost:
+        """Returns a host that was lost and has come back under its name and address.
+
+        The host gets its nodes back, at the same ports; they may be started there.
+
+        Args:
+            host: The lost host.
+            program: Gets the events of the host.
+            limit_s: Seconds within which it must have come back.
+
+        Raises:
+            LaunchError: It has not come back, or cannot take its nodes.
+        """
+        (spec,) = (each for each in self._deployment.specs if each.name == host.name)
+        with contextlib.ExitStack() as undo:
+            (again,) = _bring_up(self._deployment, [spec], self._reach_host, limit_s, undo).values()
+            # An agent that is told to quit ends its pod with success, and no other pod would replace it.
+            undo.callback(again.hang_up)
+            machine = _survey(self._deployment, {again.name: again}).machines[again.name]
+            executables = [self._executables[node] for node in host.grants]
+            again.payloads.update(host.payloads)
+            again.grants.update(_grants(executables, machine))
+            again.reserve([address for each in executables for address in each.addresses])
+            again.listen(program, *self._logs)
+            undo.pop_all()
+        return again
+
+    def _table_for(self, host: str, placement: Mapping[str, str]) -> AddressTable:
+        """Returns the endpoints of nodes as a host reaches them, and the credentials to call them."""
+        ways = self._survey.views.addresses.values()
+        names = sorted({view[host] for view in ways if host in view})
+        tls = self._issue(host or "launcher", names)
+        endpoints = {
+            address.key: self._endpoint(host, placement[each.name], address.key)
+            for each in self._plan.executables
+            for address in each.addresses
+        }
+        return AddressTable(endpoints, self._secret, tls, _LISTEN_HOST)
+
+    def _check_ways(self) -> None:
+        if self._deployment.wanted.tunnel is not Tunnel.NEVER:
+            return
+        needed = (
+            (self.placement[caller.name], self.placement[callee])
+            for caller in self._plan.executables
+            for callee in caller.calls
+        )
+        if missing := self._survey.views.missing(needed):
+            ways = "; ".join(
+                f"{caller} does not reach {host} "
+                f"(tried {', '.join(self._survey.views.tried[host]) or 'nothing'})"
+                for caller, host in missing
+            )
+            raise LaunchError(
+                f"nodes call each other that are on hosts which do not reach each other: {ways}. "
+                "Allow connections between these hosts, say how one is reached "
+                "(hosts=['h1:address=10.0.0.1']), place those nodes together (placement=), or let calls go "
+                "through the launcher (tunnel='auto')"
+            )
+
+    def _endpoint(self, caller: str, host: str, key: str) -> str:
+        """Returns `host:port` of an address, as a caller reaches it."""
+        port, address = self._ports[key], self._survey.views.address(caller, host)
+        tunnel = self._deployment.wanted.tunnel
+        if caller != host and tunnel is not Tunnel.NEVER:
+            if address is None or tunnel is Tunnel.ALWAYS:
+                return self._tunnels.endpoint(caller, host, port)
+        # Without a way there, no node of the caller calls this host, so any address will do.
+        return join_address(address or self._survey.views.address(host, host) or host, port)
+
+    # Mover
+
+    def close(self) -> None:
+        """Releases what belongs to no single host."""
+        self._tunnels.close()
+
+    def move(self, node: str, fleet: Fleet) -> None:
+        """Moves a node whose host is lost to another host, and tells all nodes where it listens.
+
+        Raises:
+            LaunchError: No host has room for the node, or no host with room can take it.
+        """
+        executable = self._executables[node]
+        refused: dict[str, str] = {}
+        while True:
+            living = {host.name: host for host in fleet.living() if host.name not in refused}
+            try:
+                host = living[self._new_host(executable, living)]
+            except LaunchError as error:
+                raise LaunchError("; ".join([*refused.values(), str(error)])) from None
+            try:
+                grant = self._make_room(executable, host)
+                break
+            except LaunchError as error:  # another host may have room
+                refused[host.name] = str(error)
+        self._settle(executable, host, grant, fleet)
+
+    def _make_room(self, executable: Executable, host: AgentHost) -> Grant:
+        left = self._survey.machines[host.name].without(host.grants.values())
+        granted = _grants([executable], left)
+        self._ports.update(host.reserve(executable.addresses))
+        return granted[executable.name]
+
+    def _settle(self, executable: Executable, host: AgentHost, grant: Grant, fleet: Fleet) -> None:
+        node, target = executable.name, host.name
+        before = fleet.hosts[fleet.host_of(node)]
+        setup = before.payloads[node].setup
+        keys = [address.key for address in executable.addresses]
+        endpoints = {}  # first: if a host cannot reach the target, the move fails before anything has changed
+        for each in fleet.living():
+            try:
+                endpoints[each] = {key: self._endpoint(each.name, target, key) for key in keys}
+            except LaunchError:
+                if not each.is_lost:  # a lost host has no nodes that must know
+                    raise
+        fleet.place(node, target)
+        table = self._table_for(target, fleet.placement)
+        (moved,) = payloads(
+            dataclasses.replace(self._plan, executables=(executable,)),
+            table,
+            self._deployment.options,
+        ).values()
+        host.payloads[node] = moved._replace(setup=setup)
+        host.grants[node] = grant
+        del before.payloads[node], before.grants[node]
+        for each, moves in endpoints.items():
+            each.tell_moved(moves)
+        assert self._table is not None
+        moves = self._table.move({key: self._endpoint(LAUNCHER, target, key) for key in keys})
+        self._table.clients.note_moved(moves)
+
+    def _new_host(self, executable: Executable, living: Mapping[str, AgentHost]) -> str:
+        allowed = hosts_chosen(self._deployment.wanted.placement, executable)
+        allowed = [allowed] if isinstance(allowed, str) else allowed
+        names = [
+            name
+            for name in self._survey.machines
+            if name in living and (allowed is None or name in allowed)
+        ]
+        if not names and allowed is not None:
+            raise LaunchError(f"it may run on {', '.join(allowed)} only")
+        if not names:
+            raise LaunchError("no host is left")
+        if self._deployment.wanted.strategy is Strategy.SPREAD:
+            # `place` takes the first of equal rooms, which do not count nodes without requests.
+            names.sort(key=lambda name: len(living[name].grants))
+        rooms = [
+            _room(self._survey.machines[name].without(living[name].grants.values()))
+            for name in names
+        ]
+        placement = place([executable], rooms, None, self._deployment.wanted.strategy)
+        if placement.mistakes:
+            raise LaunchError("; ".join(placement.mistakes))
+        return placement.hosts[executable.name]
+
+
+def _grants(executables: Sequence[Executable], machine: Machine) -> Mapping[str, Grant]:
+    """Returns what each executable gets of a machine.
+
+    Raises:
+        LaunchError: The machine has too little.
+    """
+    allotment = allot(executables, machine)
+    _refuse([f"{machine.name}: {mistake}" for mistake in allotment.mistakes])
+    return allotment.grants
+
+
+def _room(machine: Machine) -> Room:
+    return Room(
+        machine.name,
+        cpu=float(len(machine.cores)),
+        ram_gib=machine.ram_bytes / (1 << 30),
+        gpu=float(len(machine.gpus)),
+    )

@@ -1,0 +1,196 @@
+"""The common part of supervisors that run in a job or in a pod, and of programs that watch them.
+
+Processes that watch a program get its state and send their questions through a channel: files that both
+sides see, or the log and the annotations of a pod.
+"""
+
+import abc
+import contextlib
+import resource
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from launchers.hosts.orders import Order
+from launchers.hosts.shipping import Shipment
+from launchers.supervision.watched import WatchedProgram
+from launchpad_lite.errors import LaunchError, LaunchpadError
+from launchpad_lite.launching import LaunchPlan, ProgramResult, RunningProgram
+from launchpad_lite.process.signal_waker import SIGNAL_WAKER
+
+#: Exit code of a supervisor that could not do its work.
+FAILED = 1
+#: Start of a question that asks which nodes wait for which; all other questions ask for stacks.
+_WHY = "why-"
+#: Seconds between two checks for an answer.
+_LOOK_S = 0.25
+
+
+@dataclass(frozen=True)
+class ProgramEnd:
+    """How a program ended.
+
+    Attributes:
+        result: Of the program.
+        stacks: Stacks of each node when the program failed, by name; empty if a folder holds them.
+        crash_dir: Folder with the report of a failure.
+    """
+
+    result: ProgramResult
+    stacks: Mapping[str, str] = field(default_factory=dict)
+    crash_dir: Path | None = None
+
+
+class ProgramElsewhere(WatchedProgram):
+    """A program whose supervisor runs elsewhere and answers questions.
+
+    Attributes:
+        answer_s: Seconds in which the supervisor answers.
+    """
+
+    answer_s: float
+
+    def stacks(self) -> Mapping[str, str]:
+        """Returns where the threads of each node are now, by `label[replica]`: user code first.
+
+        Raises:
+            LaunchError: The supervisor does not run yet, has ended, or does not answer.
+        """
+        return self._answer_to(secrets.token_hex(8))
+
+    def why(self) -> str:
+        """Returns who waits for whom. Raises as `stacks`."""
+        return self._answer_to(_WHY + secrets.token_hex(8))[""]
+
+    def _answer_to(self, question: str) -> Mapping[str, str]:
+        self._ask_supervisor(question)
+        give_up_at = time.monotonic() + self.answer_s
+        while (found := self._answer(question)) is None:
+            if self.join(_LOOK_S) or time.monotonic() >= give_up_at:
+                raise LaunchError(f"{self.plan.program!r} has no answer from its supervisor")
+        return found
+
+    @abc.abstractmethod
+    def _ask_supervisor(self, question: str) -> None:
+        """Sends a question to the supervisor."""
+
+    @abc.abstractmethod
+    def _answer(self, question: str) -> Mapping[str, str] | None:
+        """Returns the answer to a question; None: there is none yet."""
+
+
+class SupervisorChannel(abc.ABC):
+    """Carries messages between a supervisor and the processes that watch its program.
+
+    Attributes:
+        look_s: Seconds between two checks of the program and of new questions.
+    """
+
+    look_s: float
+
+    @abc.abstractmethod
+    def tell(self, program: RunningProgram) -> None:
+        """Reports the state of a program, as often as the channel allows; ends a program that no process waits for."""
+
+    @abc.abstractmethod
+    def question(self) -> str:
+        """Returns the newest question, for stacks or for which nodes wait for which; "" if there is none."""
+
+    @abc.abstractmethod
+    def answer(self, question: str, stacks: Mapping[str, str]) -> None:
+        """Sends the answer to a question."""
+
+    @abc.abstractmethod
+    def fail(self, text: str) -> None:
+        """Reports that the program could not be started, and why."""
+
+    @abc.abstractmethod
+    def end(self, end: ProgramEnd) -> None:
+        """Reports how the program ended. Nothing is reported after it."""
+
+
+class StopSignals:
+    """Handles the signals that ask this process to end.
+
+    Attributes:
+        received: The signals that have come so far.
+    """
+
+    def __init__(self, obey: Mapping[int, Callable[[RunningProgram], None]] | None = None) -> None:
+        """Sets handlers of SIGTERM, SIGINT and the signals in `obey`.
+
+        Args:
+            obey: What to do with the program at each of these signals, instead of `handle_signal`.
+        """
+        self.received = set[int]()
+        self._obey = obey or {}
+        self._program: RunningProgram | None = None
+        for signum in {signal.SIGTERM, signal.SIGINT, *self._obey}:
+            signal.signal(signum, self._handle)
+        SIGNAL_WAKER.install()
+
+    def guard(self, program: RunningProgram) -> None:
+        """Makes signals stop this program from now on; until now they stopped its start."""
+        self._program = program
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as Python calls it
+        self.received.add(signum)
+        if self._program is None:
+            # SystemExit undoes what was started so far.
+            sys.exit(128 + signum)
+        if (do := self._obey.get(signum)) is not None:
+            do(self._program)
+        else:
+            self._program.handle_signal(signum)
+
+
+def supervise(
+    order: Order,
+    members: dict[str, bytes],
+    launch: Callable[[LaunchPlan, Shipment], RunningProgram],
+    channel: SupervisorChannel,
+    signals: StopSignals,
+) -> RunningProgram | None:
+    """Starts a program and reports its state to those who watch it, until it has ended.
+
+    Args:
+        order: What is to be run.
+        members: Of its blob.
+        launch: Starts it.
+        channel: Carries messages to and from those who watch.
+        signals: Stop the program once it has started.
+
+    Returns:
+        The program, whose end the caller reports; None if it could not be started, which was reported here.
+    """
+    _allow_many_files()
+    order.stand_in()
+    try:
+        program = launch(order.with_work(members), order.shipment(members))
+    except LaunchpadError as error:
+        channel.fail(str(error))
+        return None
+    signals.guard(program)
+    answered = ""
+    while True:
+        # A disk that is full for a while must not end the program.
+        with contextlib.suppress(OSError):
+            channel.tell(program)
+            if (question := channel.question()) not in ("", answered):
+                asks_why = question.startswith(_WHY)
+                channel.answer(question, {"": program.why()} if asks_why else program.stacks())
+                answered = question
+        if program.join(channel.look_s):
+            return program
+
+
+def _allow_many_files() -> None:
+    """Raises the soft limit on open files, as each host needs some. It exists for programs that use select."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

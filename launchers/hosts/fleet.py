@@ -1,0 +1,135 @@
+"""Several hosts as one: each node runs on one of them, and may move when that host is lost."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from launchers.host.usage import Usage
+from launchers.supervision.console import warn
+from launchers.supervision.remote import AgentHost, EndingError
+from launchpad_lite.errors import LaunchError
+from launchpad_lite.launching import NodeFailure
+from launchpad_lite.life.events import Ended, Looked, NodeAction, ServersLost, ServersMoved, Start
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class Mover(Protocol):
+    """Finds another host for a node."""
+
+    def move(self, node: str, fleet: "Fleet") -> None:
+        """Moves a node whose host is lost to another host, and tells all nodes where it listens.
+
+        Raises:
+            LaunchError: No host has room for the node, or the host with room cannot take it.
+        """
+
+    def close(self) -> None:
+        """Releases what belongs to no single host; called when all hosts have ended."""
+
+
+class Fleet:
+    """Hosts with their agents. Implements `launchers.supervision.Host`."""
+
+    def __init__(
+        self,
+        hosts: Sequence[AgentHost],
+        placement: Mapping[str, str],
+        mover: Mover,
+    ) -> None:
+        """Combines the hosts.
+
+        Args:
+            hosts: All hosts; their names differ.
+            placement: Name of the host of each node.
+            mover: Finds a new host for a node whose host is lost.
+        """
+        self.hosts = {host.name: host for host in hosts}
+        self._placement = dict(placement)
+        self._mover = mover
+
+    @property
+    def placement(self) -> Mapping[str, str]:
+        """Name of the host of each node."""
+        return dict(self._placement)
+
+    def place(self, node: str, host: str) -> None:
+        """Notes that a node is on a host now."""
+        self._placement[node] = host
+
+    def living(self) -> list[AgentHost]:
+        """Returns the hosts that are not lost."""
+        return [host for host in self.hosts.values() if not host.is_lost]
+
+    def host_of(self, node: str) -> str:
+        """Returns the name of the host where a node runs."""
+        return self._placement[node]
+
+    def _of(self, node: str) -> AgentHost:
+        return self.hosts[self._placement[node]]
+
+    def perform(self, action: NodeAction) -> None:
+        """Carries out an action on the hosts that it concerns."""
+        match action:
+            case Start():
+                self._start(action)
+            case ServersLost() | ServersMoved():
+                for host in self.living():
+                    host.perform(action)
+            case _:
+                self._of(action.node).perform(action)
+
+    def _start(self, action: Start) -> None:
+        """Starts a worker, on another host if its own is lost."""
+        node, attempt, cause = action.node, action.attempt, action.cause
+        while (host := self._of(node)).is_lost:
+            try:
+                self._mover.move(node, self)
+            except EndingError:
+                host.post(Ended(node, attempt, None))
+                return
+            except LaunchError as error:
+                if self._of(node) is not host and self._of(node).is_lost:
+                    continue  # the new host was lost meanwhile, too; another may be left
+                lost = f"{host.name} is lost" if cause is None else cause.summary
+                failure = NodeFailure(node, host.name, f"{lost}; it cannot move: {error}")
+                host.post(Ended(node, attempt, failure, for_good=True))
+                return
+            warn(_LOGGER, "%s moves from %s to %s", node, host.name, self._of(node).name)
+        self._of(node).perform(action)
+
+    def pids(self) -> Mapping[str, int]:
+        """Returns the process of each node that was started, on its host."""
+        return {
+            node: pid
+            for host in self.hosts.values()
+            for node, pid in host.pids().items()
+            if self._placement[node] == host.name
+        }
+
+    def usage(self) -> Mapping[str, Usage]:
+        """Returns what workers used when their hosts last reported it."""
+        return {node: usage for host in self.living() for node, usage in host.usage().items()}
+
+    def stacks(self) -> Mapping[str, str]:
+        """Returns the stacks of the workers that were asked for them."""
+        return {node: text for host in self.hosts.values() for node, text in host.stacks().items()}
+
+    def look(self, timeout_s: float) -> Mapping[str, Looked]:
+        """Returns what nodes do now, for those that answer in time."""
+        give_up_at = time.monotonic() + timeout_s
+        asked = [(host, host.ask_for_look()) for host in self.living()]
+        found: dict[str, Looked] = {}
+        for host, nodes in asked:
+            found.update(host.await_look(nodes, max(0.0, give_up_at - time.monotonic())))
+        return found
+
+    def close(self) -> None:
+        """Ends all agents, and all that is left of their workers. May be repeated."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._mover.close)
+            for host in self.hosts.values():
+                stack.callback(host.close)
+                host.begin_to_close()  # all end at the same time; then this waits for each

@@ -1,0 +1,372 @@
+"""Chooses the host of each executable. Pure: nothing is asked of a host or started there.
+
+`launchers.supervision.allotment` divides a host among the executables that run on it.
+"""
+
+import enum
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from launchers.supervision.allotment import share_devices, totals
+from launchpad_lite.launching import Executable
+from launchpad_lite.planning.plan import first_few
+
+#: Host names by group (`"actor"`) or by single node (`"actor[3]"`), which takes precedence over its group.
+#: Several names are a set of hosts to choose from.
+PlacementChoice = Mapping[str, str | Sequence[str]] | None
+
+#: The scarcest first.
+_RESOURCES = ("gpu", "ram_gib", "cpu")
+#: Tolerance for parts of cores and devices, which are sums of floats.
+_EPSILON = 1e-9
+
+
+class Strategy(enum.Enum):
+    """How executables are spread over hosts that have room for them.
+
+    Attributes:
+        SPREAD: Each goes to the host with the most free of the scarcest resource that it asks for
+            (accelerators, then memory, then cores); among equal hosts, to the one that runs the fewest.
+        PACK: Hosts are filled one after the other.
+    """
+
+    SPREAD = "spread"
+    PACK = "pack"
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a host has. None: the amount is unknown, and sets no limit.
+
+    Attributes:
+        name: Of the host.
+        cpu: Number of cores.
+        ram_gib: Main memory in GiB.
+        gpu: Number of accelerators; a part of one is not used.
+    """
+
+    name: str
+    cpu: float | None = None
+    ram_gib: float | None = None
+    gpu: float | None = None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which executable runs on which host.
+
+    Attributes:
+        hosts: Host by name of the executable; empty if there are mistakes.
+        mistakes: Why it cannot be done.
+    """
+
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    mistakes: Sequence[str] = ()
+
+
+def place(
+    executables: Sequence[Executable],
+    rooms: Sequence[Room],
+    choice: PlacementChoice,
+    strategy: Strategy,
+) -> Placement:
+    """Places executables on hosts; the same input gives the same placement.
+
+    Executables with the fewest allowed hosts are placed first, and among these the biggest. If some do not
+    fit when all are spread, all are packed. Nothing else is tried, so it may miss a placement that leaves
+    hardly any room.
+
+    Args:
+        executables: What is to be placed. Those with the same `together` share a host.
+        rooms: The hosts, in the order in which they are preferred.
+        choice: Where users want them; None, or an executable that it does not name: anywhere.
+        strategy: How they are spread.
+
+    Returns:
+        The placement, or all mistakes that were found, with totals.
+    """
+    if not rooms:
+        return Placement(mistakes=["there are no hosts to place nodes on"])
+    if mistakes := mistakes_in_choice(executables, choice, [room.name for room in rooms]):
+        return Placement(mistakes=mistakes)
+    bundles = _bundles(executables, rooms, choice)
+    for how in dict.fromkeys([strategy, Strategy.PACK]):
+        hosts = {room.name: _FilledHost(room) for room in rooms}
+        places = _fill(bundles, hosts, how)
+        homeless = [each for each in bundles if each not in places]
+        if not homeless:
+            found = {name: host for each, host in places.items() for name in each.names}
+            return Placement({each.name: found[each.name] for each in executables})
+    # For one executable, the total would only repeat its request.
+    arithmetic = _too_much(executables, rooms) if len(executables) > 1 else ()
+    return Placement(mistakes=[*arithmetic, *_leftovers(homeless, hosts)])
+
+
+class _Demand(NamedTuple):
+    """What executables ask for, together.
+
+    Attributes:
+        cpu: Cores.
+        ram_gib: Memory in GiB.
+        gpus: What each asks for of accelerators, if anything; the most first.
+    """
+
+    cpu: float = 0.0
+    ram_gib: float = 0.0
+    gpus: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, executables: Iterable[Executable]) -> "_Demand":
+        wishes = [each.resources for each in executables]
+        return cls(
+            sum(float(wish.cpu or 0) for wish in wishes),
+            sum(float(wish.ram_gib or 0) for wish in wishes),
+            tuple(sorted((float(wish.gpu) for wish in wishes if wish.gpu), reverse=True)),
+        )
+
+    def plus(self, other: "_Demand") -> "_Demand":
+        gpus = tuple(sorted(self.gpus + other.gpus, reverse=True))
+        return _Demand(self.cpu + other.cpu, self.ram_gib + other.ram_gib, gpus)
+
+    def amount(self, resource: str) -> float:
+        if resource == "gpu":
+            return sum(self.gpus)
+        return self.cpu if resource == "cpu" else self.ram_gib
+
+    def __str__(self) -> str:
+        wishes = ((name, self.amount(name)) for name in ("cpu", "ram_gib", "gpu"))
+        return ", ".join(f"{name}={value:g}" for name, value in wishes if value)
+
+
+@dataclass(frozen=True)
+class _Bundle:
+    """Executables that must share a host; usually one.
+
+    Attributes:
+        names: Of the executables.
+        wish: What they ask for.
+        allowed: Names of the hosts on which they may run.
+    """
+
+    names: tuple[str, ...]
+    wish: _Demand
+    allowed: tuple[str, ...]
+
+    def urgency(self) -> tuple[float, ...]:
+        """Returns a sort key: those with the fewest allowed hosts first, among these the biggest."""
+        wishes = (-self.wish.amount(resource) for resource in _RESOURCES)
+        return (len(self.allowed), *wishes, -len(self.names))
+
+    def __str__(self) -> str:
+        first, *others = self.names
+        return f"{first} (with {_listed(others)})" if others else first
+
+
+# What users chose
+
+
+def mistakes_in_choice(
+    executables: Sequence[Executable], choice: Any, hosts: Sequence[str] | None = None
+) -> list[str]:
+    """Returns what is wrong with what a user wrote as `placement`.
+
+    Args:
+        executables: What is to be placed.
+        choice: What the user wrote; it may have any type, because not all users run mypy.
+        hosts: Their names; None: they are not known yet.
+    """
+    if choice is None:
+        return []
+    if not isinstance(choice, Mapping):
+        return [f"placement is a dict of hosts by group or node, not {choice!r}"]
+    groups = dict.fromkeys(each.label for each in executables)
+    known = {*groups, *(each.name for each in executables)}
+    mistakes: list[str] = []
+    for key, value in choice.items():
+        kind = "node" if isinstance(key, str) and key.endswith("]") else "group"
+        if key not in known:
+            mistakes.append(
+                f"placement of an unknown {kind} {key!r}; the groups are: {', '.join(groups)}"
+            )
+        names = (value,) if isinstance(value, str) else value
+        if not isinstance(names, Sequence) or not names:
+            mistakes.append(
+                f"placement of {kind} {key!r}: expected the name of a host, or several, got "
+                f"{value!r}"
+            )
+        elif unknown := [name for name in names if hosts is not None and name not in hosts]:
+            mistakes.append(
+                f"placement of {kind} {key!r}: there is no host "
+                f"{', '.join(map(repr, unknown))}; the hosts are: {', '.join(hosts or ())}"
+            )
+    return mistakes
+
+
+def hosts_chosen(choice: PlacementChoice, each: Executable) -> str | Sequence[str] | None:
+    """Returns on which hosts an executable may run; None: on any."""
+    return (choice or {}).get(each.name, (choice or {}).get(each.label))
+
+
+def together(executables: Iterable[Executable]) -> list[tuple[Executable, ...]]:
+    """Returns groups of executables that must share a host; most groups have one member."""
+    units: dict[tuple[bool, str | None], list[Executable]] = {}
+    for each in executables:
+        alone = each.together is None
+        units.setdefault((alone, each.name if alone else each.together), []).append(each)
+    return [tuple(unit) for unit in units.values()]
+
+
+def _bundles(
+    executables: Sequence[Executable], rooms: Sequence[Room], choice: PlacementChoice
+) -> list[_Bundle]:
+    bundles = []
+    for unit in together(executables):
+        allowed = [room.name for room in rooms]
+        for each in unit:
+            chosen = hosts_chosen(choice, each)
+            names = [chosen] if isinstance(chosen, str) else chosen
+            allowed = [host for host in allowed if names is None or host in names]
+        names_of_unit = tuple(each.name for each in unit)
+        bundles.append(_Bundle(names_of_unit, _Demand.of(unit), tuple(allowed)))
+    return bundles
+
+
+# Greedy
+
+
+class _FilledHost:
+    """A host, and the sum of what the executables on it ask for."""
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+        self.load = _Demand()
+        self.count = 0
+
+    def take(self, bundle: _Bundle) -> None:
+        """Places executables there."""
+        self.load = self.load.plus(bundle.wish)
+        self.count += len(bundle.names)
+
+    def left(self, resource: str, load: _Demand | None = None) -> float | None:
+        """Returns how much of a resource a load leaves: below 0 if it is too much, None if unknown."""
+        load = self.load if load is None else load
+        there: float | None = getattr(self.room, resource)
+        if there is None:
+            return None
+        if resource == "gpu":
+            devices = self._devices_left(load)
+            return sum(devices) if devices is not None else -1.0
+        return there - load.amount(resource)
+
+    def _devices_left(self, load: _Demand) -> list[float] | None:
+        """Returns what is free of each device that is not taken whole; None if it is too much."""
+        # This divides devices exactly as the host will.
+        devices = range(int((self.room.gpu or 0) + _EPSILON))
+        divided = share_devices(dict(enumerate(load.gpus)), devices)
+        return None if divided is None else list(divided[1].values())
+
+    def lacks(self, wish: _Demand) -> list[str]:
+        """Returns the resources of which there is less than is asked for."""
+        load = self.load.plus(wish)
+        # An executable that asks for none of a resource fits even where that resource is used up.
+        asked = [resource for resource in _RESOURCES if wish.amount(resource)]
+        left = {resource: self.left(resource, load) for resource in asked}
+        return [name for name, rest in left.items() if rest is not None and rest < -_EPSILON]
+
+    def describe_left(self, resource: str) -> str:
+        """Returns how much is left, for people."""
+        if resource == "gpu" and (devices := self._devices_left(self.load)) is not None:
+            # Halves of two devices do not make a whole one.
+            whole = devices.count(1.0)
+            parts = Counter(_floored(left) for left in devices if _EPSILON < left < 1.0)
+            terms = [part if count == 1 else f"{count} x {part}" for part, count in parts.items()]
+            return " + ".join([str(whole), *terms] if whole or not terms else terms)
+        return _floored(max(self.left(resource) or 0.0, 0.0))
+
+
+def _fill(
+    bundles: Iterable[_Bundle], hosts: Mapping[str, _FilledHost], strategy: Strategy
+) -> dict[_Bundle, str]:
+    """Places bundles one after the other; leaves out those that fit nowhere."""
+    places: dict[_Bundle, str] = {}
+    for bundle in sorted(bundles, key=_Bundle.urgency):
+        fitting = [name for name in bundle.allowed if not hosts[name].lacks(bundle.wish)]
+        if not fitting:
+            continue
+        if strategy is Strategy.SPREAD:
+            fitting = _freest(bundle, {name: hosts[name] for name in fitting})
+        places[bundle] = fitting[0]
+        hosts[fitting[0]].take(bundle)
+    return places
+
+
+def _freest(bundle: _Bundle, fitting: Mapping[str, _FilledHost]) -> list[str]:
+    names = list(fitting)
+    scarcest = next((name for name in _RESOURCES if bundle.wish.amount(name)), None)
+    if scarcest is not None:
+        left = {name: host.left(scarcest) for name, host in fitting.items()}
+        known = {name: amount for name, amount in left.items() if amount is not None}
+        if len(known) == len(left):  # else they cannot be compared
+            most = max(known.values())
+            names = [name for name, amount in known.items() if amount >= most - _EPSILON]
+    return sorted(names, key=lambda name: fitting[name].count)
+
+
+# Mistakes
+
+
+def _too_much(executables: Sequence[Executable], rooms: Sequence[Room]) -> Iterator[str]:
+    """Yields the totals of each resource of which more is asked for than all hosts have."""
+    for resource in reversed(_RESOURCES):
+        wishes = {each.name: _Demand.of([each]).amount(resource) for each in executables}
+        there: list[float | None] = [getattr(room, resource) for room in rooms]
+        known = [amount for amount in there if amount is not None]
+        if len(known) == len(there) and sum(wishes.values()) > sum(known) + _EPSILON:
+            each_has = _listed(
+                [f"{room.name} {_floored(getattr(room, resource))}" for room in rooms]
+            )
+            yield (
+                f"{totals(resource, executables, wishes)}, the hosts have {_floored(sum(known))} "
+                f"({each_has}); ask for less, start fewer nodes, or add hosts"
+            )
+
+
+def _leftovers(homeless: Sequence[_Bundle], hosts: Mapping[str, _FilledHost]) -> Iterator[str]:
+    """Yields messages on bundles that fit nowhere; equal requests to the same hosts share one message."""
+    found: dict[tuple[object, ...], list[_Bundle]] = {}
+    for each in homeless:
+        found.setdefault((each.wish, each.allowed), []).append(each)
+    for alike in found.values():
+        names, first = _listed([str(each) for each in alike]), alike[0]
+        if not first.allowed:
+            yield (
+                f"{names} run together, but the placement leaves them no common host; name the same "
+                "for all of them"
+            )
+            continue
+        verb = "wants" if len(alike) == 1 else "each want"
+        left = []
+        for name in first.allowed:
+            host = hosts[name]
+            amounts = [
+                f"{resource}={host.describe_left(resource)} left of "
+                f"{_floored(getattr(host.room, resource))}"
+                for resource in reversed(host.lacks(first.wish))
+            ]
+            left.append(f"{name} has {', '.join(amounts)}")
+        yield (
+            f"{names} {verb} {first.wish}; {_listed(left)}; ask for less, choose other hosts by "
+            "placement, or add some"
+        )
+
+
+def _floored(amount: float) -> str:
+    # Rounded up, an amount could look large enough for a request that does not fit.
+    return f"{math.floor(amount * 100 + _EPSILON) / 100:g}"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return ", ".join(first_few(texts))

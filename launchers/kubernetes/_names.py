@@ -1,0 +1,194 @@
+"""Valid and unique names of a run's objects, pods and hosts, for any names of program and groups."""
+
+import hashlib
+import itertools
+import re
+import secrets
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+#: No vowels, so that no words appear, and no characters that look alike, so that users can read a
+#: name aloud.
+_RANDOM = "bcdfghjklmnpqrstvwxz2456789"
+_RANDOM_CHARACTERS = 5
+#: The most characters of the program in a name that we choose; the rest is for the groups.
+_MOST_OF_PROGRAM = 24
+_MOST_OF_RUN = 40
+#: A pod's name is its Job's name and up to `-0-99999-abcde`, of at most 63 characters in all.
+_MOST_OF_GROUP = 49
+_DIGEST_CHARACTERS = 6
+_DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
+_MOST_OF_LABEL = 63
+#: Names that other objects of a run have.
+_TAKEN = re.compile(r"supervisor|order|trust|work-\d+")
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of one run.
+
+    Attributes:
+        run: Name of the run: of its first object, and of the supervisor's Service.
+        program: Name of the program as the value of a label.
+        groups: Name of Job and Service, by label of the group.
+        jobset: Whether the Jobs are made by a JobSet, which names them by its own rules.
+    """
+
+    run: str
+    program: str
+    groups: Mapping[str, str]
+    jobset: bool = False
+
+    @classmethod
+    def of(
+        cls, program: str, labels: Iterable[str], run: str | None = None, *, jobset: bool = False
+    ) -> "Names":
+        """Names a run of a program: the same for the same program, groups and run.
+
+        Args:
+            program: Name of the program.
+            labels: Those of its groups.
+            run: Name of the run; None: a new one.
+            jobset: See the attribute.
+
+        Raises:
+            ValueError: No object can have the name of the run.
+        """
+        if run is None:
+            run = _new_run(program)
+        elif len(run) > _MOST_OF_RUN or not _DNS_1035.fullmatch(run):
+            raise ValueError(
+                f"a run on Kubernetes is named with at most {_MOST_OF_RUN} lower-case letters, "
+                f"digits and dashes, from a letter to a letter or digit, not {run!r}"
+            )
+        slugs = _slugs(labels, _MOST_OF_GROUP - len(run) - 1)
+        groups = {label: f"{run}-{slug}" for label, slug in slugs.items()}
+        return cls(run, _label_value(program), groups, jobset)
+
+    @property
+    def supervisor(self) -> str:
+        """Host name of the supervisor: of its Service."""
+        return self.run
+
+    @property
+    def supervisor_job(self) -> str:
+        """Name of the Job of the supervisor."""
+        return f"{self.run}-supervisor-0" if self.jobset else self.run
+
+    @property
+    def root_kind(self) -> str:
+        """Kind of the object that owns all others; its name is `run`."""
+        return "JobSet" if self.jobset else "Job"
+
+    @property
+    def trust(self) -> str:
+        """Name of the Secret that all pods have."""
+        return f"{self.run}-trust"
+
+    @property
+    def order(self) -> str:
+        """Name of the Secret with what the supervisor is to do."""
+        return f"{self.run}-order"
+
+    def work(self, part: int) -> str:
+        """Names the Secret with a part of the nodes' work.
+
+        Args:
+            part: Counted from 0.
+        """
+        return f"{self.run}-work-{part}"
+
+    def slug(self, label: str) -> str:
+        """Returns the short name of a group in names and labels.
+
+        Args:
+            label: That of the group.
+        """
+        return self.groups[label][len(self.run) + 1 :]
+
+    def job(self, label: str) -> str:
+        """Returns the name of the Job of a group, as the cluster has it.
+
+        Args:
+            label: That of the group.
+        """
+        return f"{self.groups[label]}-0" if self.jobset else self.groups[label]
+
+    def host(self, label: str, replica: int) -> str:
+        """Returns the host name of a node's pod, which it keeps when it is replaced.
+
+        Args:
+            label: That of the node's group.
+            replica: The node's index in the group.
+        """
+        return f"{self.job(label)}-{replica}"
+
+    def address(self, label: str, replica: int) -> str:
+        """Returns the name by which a node's pod is found in the namespace.
+
+        Args:
+            label: That of the node's group.
+            replica: The node's index in the group.
+        """
+        return f"{self.host(label, replica)}.{self.groups[label]}"
+
+    def describe(self, kind: str, name: str) -> str:
+        """Returns a description of an object that users understand; they never see most of its names.
+
+        Args:
+            kind: Like `Job`.
+            name: Its name.
+        """
+        for label, own in self.groups.items():
+            if name in (own, self.job(label)):
+                return f"{kind} of group {label!r}"
+        if name in (self.run, self.supervisor_job):
+            return f"{kind} of the {'supervisor' if kind in ('Job', 'Service') else 'run'}"
+        return f"{kind} {name}"
+
+
+def _new_run(program: str) -> str:
+    plain = _plain(program)
+    if not plain[:1].isalpha():
+        plain = f"p-{plain}" if plain else "program"
+    end = "".join(secrets.choice(_RANDOM) for _ in range(_RANDOM_CHARACTERS))
+    return f"{plain[:_MOST_OF_PROGRAM].rstrip('-')}-{end}"
+
+
+def _slugs(labels: Iterable[str], room: int) -> dict[str, str]:
+    labels = list(dict.fromkeys(labels))
+    slugs = {
+        label: label
+        for label in labels
+        if label and label == _plain(label) and len(label) <= room and not _TAKEN.fullmatch(label)
+    }
+    taken = set(slugs.values())
+    for label in labels:
+        if label not in slugs:
+            tries = (_with_digest(label, room, attempt, "g") for attempt in itertools.count())
+            slugs[label] = next(slug for slug in tries if slug not in taken)
+            taken.add(slugs[label])
+    return {label: slugs[label] for label in labels}
+
+
+def _label_value(text: str) -> str:
+    if _LABEL_VALUE.fullmatch(text):
+        return text
+    return _with_digest(text, _MOST_OF_LABEL, 0, "program")
+
+
+def _with_digest(text: str, room: int, attempt: int, otherwise: str) -> str:
+    """Returns a slug that differs also for texts whose plain characters are the same."""
+    # Lone surrogates are valid in Python's strings, and must not raise here.
+    seed = f"{text}\0{attempt}".encode("utf-8", "surrogatepass")
+    digest = hashlib.sha256(seed).hexdigest()[:_DIGEST_CHARACTERS]
+    plain = _plain(text)[: room - _DIGEST_CHARACTERS - 1].rstrip("-")
+    return f"{plain or otherwise}-{digest}"
+
+
+def _plain(text: str) -> str:
+    """Returns what is left of a text in lower-case letters, digits and single dashes."""
+    letters = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9]+", "-", letters).strip("-")

@@ -1,0 +1,657 @@
+"""All objects of a run, as plain JSON for the API. Pure: nothing is created here.
+
+The run is owned by its first object, the root: the Job of the supervisor, or a JobSet. All others
+get an owner reference to it once it exists, so deleting it leaves nothing.
+"""
+
+import base64
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launchers.kubernetes._agreed import (
+    GROUP_LABEL,
+    LAUNCHER_ANNOTATION,
+    LINK_PORT,
+    LONGEST_BACKOFF_S,
+    MOUNTS,
+    NODE,
+    PLAN_ANNOTATION,
+    ROLE_LABEL,
+    RUN_LABEL,
+    STACKS_ANNOTATION,
+    SUPERVISOR,
+    TOGETHER_LABEL,
+    grace_s,
+)
+from launchers.kubernetes._names import Names
+from launchers.kubernetes._pods import PodOptions, pod_template
+from launchpad_lite import __version__
+from launchpad_lite.launching import Executable, Resources, RestartWhen
+
+MANAGER = "launchpad-lite"
+
+#: Bytes of work in one Secret: `kubectl apply` keeps a copy of each object in an annotation, and
+#: all annotations of one may have 256 KiB. Base64 makes 4 bytes of 3.
+_PART_BYTES = 180_000
+#: Of more work than this, a Secret holds as much as fits into its 1 MiB: many objects are slow.
+_MOST_IN_SMALL_PARTS = 2_000_000
+_LARGE_PART_BYTES = 900_000
+#: Of one annotation; all of an object may have 256 KiB.
+_MOST_PLAN_BYTES = 200_000
+#: Kubernetes has no time window for failures, so the supervisor counts them and this is no limit.
+_MANY_RESTARTS = 1000
+#: How often a lost supervisor is replaced.
+_SUPERVISOR_RESTARTS = 3
+#: Exit code after which the Job must not repeat the pod.
+_FOR_GOOD = 1
+#: Mode of the files of all Secrets: readable for the pod's own user and group.
+_READABLE = 0o440
+_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+#: Main memory that a supervisor may have, in MiB, beside what the work takes.
+_SUPERVISOR_MIB = 1024
+
+
+# What is given
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Settings of all objects of a run.
+
+    Attributes:
+        names: What they are called.
+        namespace: Where they are; None: that of the kubeconfig with which they are created.
+        notice_s: Seconds nodes have to end after they were asked; below 0: as long as they want.
+        schedule_s: Seconds pods wait for the supervisor; infinity: as long as it takes. Pods that may
+            be replaced wait longer, because the supervisor may be replaced, too.
+        launcher_silence_s: Seconds without a sign of life of the launching process after which the
+            supervisor ends; None: it expects none.
+        ttl_s: Seconds after the end at which the cluster removes everything; None: never.
+        max_run_s: Seconds after which the run is stopped; None: never.
+        queue: Name of a queue of Kueue.
+        gpu_resource: What the cluster calls accelerators.
+        network_policy: Whether only pods of the run may connect to each other.
+        launcher: First value of the annotation that tells the supervisor whether a launcher waits.
+    """
+
+    names: Names
+    namespace: str | None = None
+    notice_s: float = 10.0
+    schedule_s: float = 600.0
+    launcher_silence_s: float | None = None
+    ttl_s: int | None = None
+    max_run_s: int | None = None
+    queue: str | None = None
+    gpu_resource: str = "nvidia.com/gpu"
+    network_policy: bool = True
+    launcher: str | None = None
+
+    @property
+    def grace_s(self) -> int:
+        """Seconds from a pod's SIGTERM to its SIGKILL."""
+        return grace_s(self.notice_s)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes with one label: one Job, whose pods are all alike.
+
+    Attributes:
+        label: Their label.
+        executables: In the order of their replicas; their addresses have ports.
+        pod: The user's options for these pods, over those for all pods.
+    """
+
+    label: str
+    executables: tuple[Executable, ...]
+    pod: PodOptions
+
+
+@dataclass(frozen=True)
+class Files:
+    """What pods find mounted.
+
+    Attributes:
+        trust: By name, for all pods, at /launchpad/trust.
+        order: By name, for the supervisor, at /launchpad/order.
+        work: For the supervisor, at /launchpad/work in parts `part-00000` and so on; None: none.
+        work_volume: Source of a volume that is mounted there instead.
+        work_bytes: Size of the work, wherever it is.
+    """
+
+    trust: Mapping[str, bytes] = field(repr=False)
+    order: Mapping[str, bytes] = field(repr=False)
+    work: bytes | None = field(default=None, repr=False)
+    work_volume: Mapping[str, Any] | None = None
+    work_bytes: int = 0
+
+    @property
+    def parts(self) -> list[bytes]:
+        """The work in parts, each for a Secret."""
+        if self.work is None:
+            return []
+        size = _PART_BYTES if len(self.work) <= _MOST_IN_SMALL_PARTS else _LARGE_PART_BYTES
+        cuts = range(0, max(1, len(self.work)), size)
+        return [self.work[start : start + size] for start in cuts]
+
+
+# What is made
+
+
+def manifests(
+    cluster: Cluster,
+    groups: Sequence[Group],
+    files: Files,
+    supervisor: PodOptions,
+    program: str,
+    *,
+    suspended: bool = False,
+) -> list[dict[str, Any]]:
+    """Returns all objects of a run, the root first; the same for the same arguments.
+
+    Args:
+        cluster: What holds for all.
+        groups: The nodes.
+        files: What pods find mounted.
+        supervisor: What the user wants of the supervisor's pod.
+        program: Name of the program.
+        suspended: Whether the root is created suspended. With a queue, all Jobs are suspended in any
+            case, until the queue admits them.
+
+    Raises:
+        ValueError: The options do not allow valid pods; the text lists all mistakes.
+    """
+    maker = _Maker(cluster, groups, files, supervisor, program)
+    if mistakes := maker.mistakes():
+        raise ValueError("; ".join(mistakes))
+    return maker.objects(suspended=suspended)
+
+
+def mistakes_of(cluster: Cluster, groups: Sequence[Group], supervisor: PodOptions) -> list[str]:
+    """Returns why the objects of a run cannot be made; needs no files."""
+    return _Maker(cluster, groups, Files({}, {}), supervisor, "").mistakes()
+
+
+def owned(obj: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an object as one that is removed with the root.
+
+    Args:
+        obj: One of `manifests`, other than the root.
+        root: The root as the API returned it.
+    """
+    # Without `controller`, because Kueue would take the Job for a part of the root; and without
+    # `blockOwnerDeletion`, because some clusters require rights on the root's finalizers for it.
+    reference = {
+        "apiVersion": root["apiVersion"],
+        "kind": root["kind"],
+        "name": root["metadata"]["name"],
+        "uid": root["metadata"]["uid"],
+    }
+    return {**obj, "metadata": {**obj["metadata"], "ownerReferences": [reference]}}
+
+
+class _Maker:
+    def __init__(
+        self,
+        cluster: Cluster,
+        groups: Sequence[Group],
+        files: Files,
+        supervisor: PodOptions,
+        program: str,
+    ) -> None:
+        self._cluster = cluster
+        self._names = cluster.names
+        self._groups = groups
+        self._files = files
+        self._supervisor = supervisor
+        self._program = program
+        words = (each.together for group in groups for each in group.executables)
+        # Numbers, because the words are random for each program and manifests shall not differ.
+        self._together = {
+            word: str(number) for number, word in enumerate(dict.fromkeys(filter(None, words)))
+        }
+
+    def mistakes(self) -> list[str]:
+        found: list[str] = []
+        pods = [("the supervisor", self._supervisor)]
+        pods += [(f"group {group.label!r}", group.pod) for group in self._groups]
+        if bare := [who for who, pod in pods if pod.image is None]:
+            found.append(
+                f"no image for the pods of {', '.join(bare)}; name one that has launchpad-lite, on "
+                "Python {}.{}, as image=NAME (`make image` builds one)".format(*sys.version_info)
+            )
+        for group in self._groups:
+            found += _group_mistakes(group)
+        try:
+            self._supervisor_template()
+        except ValueError as error:
+            found.append(f"the supervisor's pod: {error}")
+        for group in self._groups:
+            try:
+                self._group_template(group)
+            except ValueError as error:
+                found.append(f"pods of group {group.label!r}: {error}")
+        return found
+
+    def objects(self, *, suspended: bool) -> list[dict[str, Any]]:
+        waits = suspended or self._cluster.queue is not None
+        names = self._names
+        others = [self._supervisor_service(), *map(self._group_service, self._groups)]
+        others += [
+            self._secret(names.trust, self._files.trust),
+            self._secret(names.order, self._files.order),
+        ]
+        if self._files.work_volume is None:
+            others += [
+                self._secret(names.work(i), {f"part-{i:05}": part})
+                for i, part in enumerate(self._files.parts)
+            ]
+        if self._cluster.network_policy:
+            others.append(self._network_policy())
+        if self._names.jobset:
+            return [self._jobset(suspended=waits), *others]
+        root = self._job(names.run, {ROLE_LABEL: SUPERVISOR}, self._supervisor_job())
+        root["metadata"]["annotations"] = {PLAN_ANNOTATION: self._plan()}
+        root["spec"] = {"suspend": waits, **self._ttl(), **root["spec"]}
+        jobs = []
+        for group in self._groups:
+            job = self._job(
+                names.groups[group.label], self._group_labels(group), self._group_job(group)
+            )
+            if self._cluster.queue is not None:
+                job["spec"] = {"suspend": True, **job["spec"]}
+            jobs.append(job)
+        return [root, *others, *jobs]
+
+    # Metadata
+
+    def _object(
+        self,
+        api_version: str,
+        kind: str,
+        name: str,
+        labels: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        metadata: dict[str, Any] = {"name": name}
+        if self._cluster.namespace is not None:
+            metadata["namespace"] = self._cluster.namespace
+        metadata["labels"] = {**self._labels(), **(labels or {})}
+        return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
+
+    def _labels(self) -> dict[str, str]:
+        return {
+            "app.kubernetes.io/name": self._names.program,
+            "app.kubernetes.io/managed-by": MANAGER,
+            RUN_LABEL: self._names.run,
+        }
+
+    def _group_labels(self, group: Group) -> dict[str, str]:
+        return {ROLE_LABEL: NODE, GROUP_LABEL: self._names.slug(group.label)}
+
+    def _queue_label(self) -> dict[str, str]:
+        return {} if self._cluster.queue is None else {_QUEUE_LABEL: self._cluster.queue}
+
+    def _ttl(self) -> dict[str, int]:
+        ttl_s = self._cluster.ttl_s
+        return {} if ttl_s is None else {"ttlSecondsAfterFinished": ttl_s}
+
+    def _plan(self) -> str:
+        executables = [each for group in self._groups for each in group.executables]
+        head = {
+            "program": self._program,
+            "notice_s": self._cluster.notice_s,
+            "begins_anew": self._is_repeatable(),
+        }
+        rows = [[each.label, each.replica, each.description] for each in executables]
+        text = json.dumps({**head, "executables": rows, "version": __version__})
+        if len(text) <= _MOST_PLAN_BYTES:  # it is ASCII
+            return text
+        counts = Counter(each.label for each in executables)
+        return json.dumps({**head, "groups": counts, "version": __version__})
+
+    # Objects
+
+    def _job(self, name: str, labels: Mapping[str, str], spec: dict[str, Any]) -> dict[str, Any]:
+        job = self._object("batch/v1", "Job", name, {**labels, **self._queue_label()})
+        return {**job, "spec": spec}
+
+    def _jobset(self, *, suspended: bool) -> dict[str, Any]:
+        jobset = self._object("jobset.x-k8s.io/v1alpha2", "JobSet", self._names.run)
+        jobset["metadata"]["labels"].update(self._queue_label())
+        jobset["metadata"]["annotations"] = {PLAN_ANNOTATION: self._plan()}
+        replicated = [
+            self._replicated_job(SUPERVISOR, {ROLE_LABEL: SUPERVISOR}, self._supervisor_job())
+        ]
+        replicated += [
+            self._replicated_job(
+                self._names.slug(group.label), self._group_labels(group), self._group_job(group)
+            )
+            for group in self._groups
+        ]
+        spec = {
+            "suspend": suspended,
+            **self._ttl(),
+            # The Services of the run name the pods. The JobSet's own Service would have the same name as
+            # that of the supervisor.
+            "network": {"enableDNSHostnames": False},
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": [SUPERVISOR]},
+            "failurePolicy": {"maxRestarts": 0},
+            "replicatedJobs": replicated,
+        }
+        return {**jobset, "spec": spec}
+
+    def _replicated_job(
+        self, name: str, labels: Mapping[str, str], spec: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        template = {"metadata": {"labels": {**self._labels(), **labels}}, "spec": spec}
+        return {"name": name, "replicas": 1, "template": template}
+
+    def _supervisor_service(self) -> dict[str, Any]:
+        return {
+            **self._object("v1", "Service", self._names.supervisor, {ROLE_LABEL: SUPERVISOR}),
+            "spec": {
+                "type": "ClusterIP",
+                # Pods connect to the supervisor before they are ready, and it never becomes "ready".
+                "publishNotReadyAddresses": True,
+                "selector": {RUN_LABEL: self._names.run, ROLE_LABEL: SUPERVISOR},
+                "ports": [_service_port("link", LINK_PORT)],
+            },
+        }
+
+    def _group_service(self, group: Group) -> dict[str, Any]:
+        name = self._names.groups[group.label]
+        spec: dict[str, Any] = {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {
+                RUN_LABEL: self._names.run,
+                GROUP_LABEL: self._names.slug(group.label),
+            },
+        }
+        if ports := _ports(group):
+            spec["ports"] = [_service_port(f"p{port}", port) for port in ports]
+        return {**self._object("v1", "Service", name, self._group_labels(group)), "spec": spec}
+
+    def _secret(self, name: str, files: Mapping[str, bytes]) -> dict[str, Any]:
+        return {
+            **self._object("v1", "Secret", name),
+            "type": "Opaque",
+            "data": {each: base64.b64encode(files[each]).decode() for each in files},
+        }
+
+    def _network_policy(self) -> dict[str, Any]:
+        ours = {"matchLabels": {RUN_LABEL: self._names.run}}
+        return {
+            **self._object("networking.k8s.io/v1", "NetworkPolicy", self._names.run),
+            "spec": {
+                "podSelector": ours,
+                "policyTypes": ["Ingress"],
+                "ingress": [{"from": [{"podSelector": ours}]}],
+            },
+        }
+
+    # Jobs
+
+    def _supervisor_job(self) -> dict[str, Any]:
+        repeatable = self._is_repeatable()
+        spec: dict[str, Any] = {
+            "completions": 1,
+            "parallelism": 1,
+            "backoffLimit": _SUPERVISOR_RESTARTS if repeatable else 0,
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {"rules": _failure_rules("FailJob", SUPERVISOR, repeatable)},
+        }
+        if self._cluster.max_run_s is not None:
+            spec["activeDeadlineSeconds"] = self._cluster.max_run_s
+        return {**spec, "template": self._supervisor_template()}
+
+    def _group_job(self, group: Group) -> dict[str, Any]:
+        replicas = len(group.executables)
+        come_back = _come_back(group)
+        deadline = {}
+        # Without this limit, a pod that comes back after the supervisor was stopped would wait for a
+        # new one. Not with a queue that admits each Job by itself: it may start this Job long before.
+        if self._cluster.max_run_s is not None and (
+            self._names.jobset or self._cluster.queue is None
+        ):
+            deadline["activeDeadlineSeconds"] = self._cluster.max_run_s + self._cluster.grace_s
+        return {
+            **deadline,
+            "completionMode": "Indexed",
+            "completions": replicas,
+            "parallelism": replicas,
+            "backoffLimitPerIndex": max(map(_restarts, group.executables)),
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {"rules": _failure_rules("FailIndex", NODE, come_back)},
+            "template": self._group_template(group),
+        }
+
+    def _is_repeatable(self) -> bool:
+        executables = [each for group in self._groups for each in group.executables]
+        return all(each.restart.outlives_host for each in executables)
+
+    def _supervisor_template(self) -> dict[str, Any]:
+        volumes, mounts = self._supervisor_volumes()
+        annotations = {}
+        if self._cluster.launcher is not None:
+            annotations[LAUNCHER_ANNOTATION] = self._cluster.launcher
+        return pod_template(
+            self._supervisor,
+            container={
+                "name": SUPERVISOR,
+                "command": [f"{MOUNTS}/order/begin.py"],
+                "env": _env({}),
+                "ports": [_container_port("link", LINK_PORT)],
+                "resources": self._supervisor_resources(),
+                "volumeMounts": [*self._mounts(), *mounts],
+            },
+            volumes=[*self._volumes(), *volumes],
+            metadata={
+                "labels": {**self._labels(), ROLE_LABEL: SUPERVISOR},
+                **({"annotations": annotations} if annotations else {}),
+            },
+            spec={"terminationGracePeriodSeconds": self._cluster.grace_s},
+            moves=self._is_repeatable(),
+        )
+
+    def _supervisor_resources(self) -> dict[str, Any]:
+        # The supervisor holds several copies of the work: packed, unpacked, and being sent to pods.
+        limit_mib = _SUPERVISOR_MIB + 6 * self._files.work_bytes // (1 << 20)
+        return {
+            "requests": {"cpu": "100m", "memory": "256Mi"},
+            "limits": {"memory": f"{limit_mib}Mi"},
+        }
+
+    def _group_template(self, group: Group) -> dict[str, Any]:
+        executable = group.executables[0]
+        env = {
+            "LAUNCHPAD_SUPERVISOR": f"{self._names.supervisor}:{LINK_PORT}",
+            "LAUNCHPAD_WAIT_S": f"{self._wait_s(group):g}",
+        }
+        container: dict[str, Any] = {
+            "name": NODE,
+            "command": [f"{MOUNTS}/trust/pod.py"],
+            "env": _env(env),
+            "volumeMounts": self._mounts(),
+        }
+        if ports := _ports(group):
+            container["ports"] = [_container_port(f"p{port}", port) for port in ports]
+        if wishes := _resources(executable.resources, self._cluster.gpu_resource):
+            container["resources"] = {"requests": wishes, "limits": wishes}
+        labels = {**self._labels(), **self._group_labels(group)}
+        spec: dict[str, Any] = {
+            "subdomain": self._names.groups[group.label],
+            "terminationGracePeriodSeconds": self._cluster.grace_s,
+        }
+        if executable.together is not None:
+            labels[TOGETHER_LABEL] = self._together[executable.together]
+            spec["affinity"] = self._affinity(labels[TOGETHER_LABEL])
+        return pod_template(
+            group.pod,
+            container=container,
+            volumes=self._volumes(),
+            metadata={"labels": labels},
+            spec=spec,
+            moves=_come_back(group),
+        )
+
+    def _wait_s(self, group: Group) -> float:
+        """Returns the seconds that a pod waits for the supervisor; no other takes its place then."""
+        wait_s = self._cluster.schedule_s
+        if _come_back(group):
+            # So long may a new supervisor take to come in place of a lost one, and the launching process
+            # to remove a supervisor whose machine does not answer.
+            wait_s += LONGEST_BACKOFF_S
+            if self._cluster.launcher_silence_s is not None:
+                wait_s += self._cluster.launcher_silence_s + max(self._cluster.notice_s, 0.0)
+        return wait_s
+
+    def _affinity(self, together: str) -> dict[str, Any]:
+        term = {
+            "labelSelector": {
+                "matchLabels": {RUN_LABEL: self._names.run, TOGETHER_LABEL: together}
+            },
+            "topologyKey": "kubernetes.io/hostname",
+        }
+        return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+    # Volumes
+
+    def _volumes(self) -> list[dict[str, Any]]:
+        trust = {"secretName": self._names.trust, "defaultMode": _READABLE}
+        return [
+            {"name": "tmp", "emptyDir": {}},
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            {"name": "trust", "secret": trust},
+        ]
+
+    def _mounts(self) -> list[dict[str, Any]]:
+        return [
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - of the pod alone
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - as above
+            _ours("trust"),
+        ]
+
+    def _supervisor_volumes(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Returns the volumes that only the supervisor has, and their mounts."""
+        order = {"secretName": self._names.order, "defaultMode": _READABLE}
+        told = {"seen": LAUNCHER_ANNOTATION, "stacks": STACKS_ANNOTATION}
+        items = [
+            {"path": path, "fieldRef": {"fieldPath": f"metadata.annotations['{annotation}']"}}
+            for path, annotation in told.items()
+        ]
+        volumes: list[dict[str, Any]] = [
+            {"name": "order", "secret": order},
+            {"name": "launcher", "downwardAPI": {"items": items}},
+        ]
+        if self._files.work_volume is not None:
+            volumes.append({"name": "work", **self._files.work_volume})
+        elif parts := self._files.parts:
+            sources = [{"secret": {"name": self._names.work(i)}} for i in range(len(parts))]
+            volumes.append(
+                {"name": "work", "projected": {"sources": sources, "defaultMode": _READABLE}}
+            )
+        return volumes, [_ours(each["name"]) for each in volumes]
+
+
+def _group_mistakes(group: Group) -> Iterator[str]:
+    first, *others = group.executables
+    own = "give these nodes labels of their own"
+    for each in others:
+        if each.resources != first.resources:
+            wishes = f"{str(first.resources) or 'none'}; {str(each.resources) or 'none'}"
+            yield (
+                f"{first.name} and {each.name} ask for different resources ({wishes}), but on "
+                f"Kubernetes all pods of a group are alike; {own}"
+            )
+            break
+    for each in others:
+        if each.together != first.together:
+            yield (
+                f"{first.name} and {each.name} are to run together with different nodes, but on "
+                f"Kubernetes all pods of a group are alike; {own}"
+            )
+            break
+    for each in group.executables:
+        gpu = each.resources.gpu
+        if gpu is not None and not float(gpu).is_integer():
+            yield (
+                f"{each.name} asks for gpu={gpu:g}, but pods on Kubernetes have whole accelerators; "
+                "ask for 1, and leave the sharing to the cluster"
+            )
+
+
+def _ports(group: Group) -> list[int]:
+    ports = {
+        address.port
+        for each in group.executables
+        for address in each.addresses
+        if address.port is not None
+    }
+    return sorted(ports)
+
+
+def _service_port(name: str, port: int) -> dict[str, Any]:
+    return {"name": name, "port": port, "targetPort": port, "protocol": "TCP"}
+
+
+def _container_port(name: str, port: int) -> dict[str, Any]:
+    return {"name": name, "containerPort": port, "protocol": "TCP"}
+
+
+def _ours(name: str) -> dict[str, Any]:
+    return {"name": name, "mountPath": f"{MOUNTS}/{name}", "readOnly": True}
+
+
+def _env(values: Mapping[str, str]) -> list[dict[str, Any]]:
+    every = {
+        **values,
+        "HOME": "/tmp",  # noqa: S108 - of the pod alone
+        # Images need not have an entry for the user, and PyTorch often looks for its name.
+        "USER": "launchpad",
+    }
+    return [{"name": name, "value": value} for name, value in every.items()]
+
+
+def _resources(wishes: Resources, gpu_resource: str) -> dict[str, str]:
+    quantities: dict[str, str] = {}
+    if wishes.cpu:
+        # Rounded first: 1.1 times 1000 is a little more than 1100 in binary.
+        milli = math.ceil(round(wishes.cpu * 1000, 6))
+        quantities["cpu"] = f"{milli}m" if milli % 1000 else str(milli // 1000)
+    if wishes.ram_gib:
+        quantities["memory"] = f"{math.ceil(round(wishes.ram_gib * 1024, 6))}Mi"
+    if wishes.gpu:
+        quantities[gpu_resource] = str(math.ceil(wishes.gpu))
+    return quantities
+
+
+def _restarts(executable: Executable) -> int:
+    """Returns how many lost pods of the node are replaced."""
+    policy = executable.restart
+    if policy.when is RestartWhen.NEVER:
+        return 0
+    return policy.max_restarts if math.isinf(policy.window_s) else _MANY_RESTARTS
+
+
+def _come_back(group: Group) -> bool:
+    """Returns whether lost pods of a group are replaced."""
+    return any(each.restart.outlives_host for each in group.executables)
+
+
+def _failure_rules(action: str, container: str, comes_back: bool) -> list[dict[str, Any]]:
+    rules: list[dict[str, Any]] = [
+        {
+            "action": action,
+            "onExitCodes": {"containerName": container, "operator": "In", "values": [_FOR_GOOD]},
+        }
+    ]
+    if comes_back:
+        disrupted = {"type": "DisruptionTarget", "status": "True"}
+        rules.append({"action": "Ignore", "onPodConditions": [disrupted]})
+    return rules

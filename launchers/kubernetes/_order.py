@@ -1,0 +1,294 @@
+"""Packs what the supervisor in the cluster has to do: files for Secrets, and one blob of work.
+
+The blob may be large. It lies in Secrets, on a volume, or at a URL. The code that loads the blob is
+always in a Secret.
+"""
+
+import contextlib
+import http
+import http.client
+import os
+import secrets
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from courier import TlsCredentials
+from launchers.host import pod
+from launchers.hosts import orders
+from launchers.hosts.arrival import LOADER
+from launchers.hosts.shipping import Shipment
+from launchers.hosts.trust import Authority
+from launchers.kubernetes._agreed import MOUNTS
+from launchers.kubernetes._names import Names
+from launchers.kubernetes._pods import Volume
+from launchpad_lite.errors import LaunchError
+from launchpad_lite.launching import LaunchPlan
+
+#: Where the parts of a blob in Secrets, or the volume that it lies on, are mounted.
+WORK_MOUNT = f"{MOUNTS}/work"
+#: The most work that Secrets hold: each is one object of the cluster's database.
+MOST_IN_SECRETS = 16_000_000
+#: Folder of a supervisor for all that it unpacks.
+_ROOM = "/tmp/launchpad"  # noqa: S108 - of its own pod
+_KEY_BYTES = 32
+_TRANSFER_S = 300.0
+#: The first code of a pod. Process 1 ignores signals without a handler, so a pod that is ended during
+#: its imports, which take a while, would go on until the end of its notice.
+_HEAR = "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os._exit({code}))\n"
+
+
+@dataclass(frozen=True)
+class WorkVolume:
+    """A volume that this machine sees, too: for work that is too large for Secrets.
+
+    Each launch, and each `emit`, writes a file of its own there, in a folder with the name of the
+    run. The launching process removes the file when the program has ended. The files of detached
+    runs and of emitted objects stay.
+
+    Attributes:
+        folder: Where it is mounted here, or a folder in it.
+        volume: The volume that Kubernetes mounts, like `{"persistentVolumeClaim": {"claimName": "shared"}}`.
+        path: That of the folder in the volume; by default its top.
+
+    Raises:
+        ValueError: `volume` is no dict with one source.
+    """
+
+    folder: str | Path
+    volume: Mapping[str, Any]
+    path: str = ""
+
+    def __post_init__(self) -> None:
+        Volume("/", self.volume)
+
+
+@dataclass(frozen=True)
+class WorkStore:
+    """An object store, or any server that takes HTTP PUT and GET: for work too large for Secrets.
+
+    Attributes:
+        put: URL to which this process sends it, by HTTP or HTTPS, signed beforehand where that is
+            needed.
+        get: URL from which the supervisor gets it.
+
+    Raises:
+        ValueError: `put` is no such URL.
+    """
+
+    put: str = field(repr=False)
+    get: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.put.lower().startswith(("http://", "https://")):
+            # The message does not show the URL: a reader of a signed one could write there.
+            raise ValueError("put= of WorkStore is a URL that begins with http:// or https://")
+
+
+WorkPlace = WorkVolume | WorkStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodOrder(orders.Order):
+    """What a supervisor in a pod is to run.
+
+    Attributes:
+        hosts: Host name of each node's pod.
+        names: Address of each host, by its host name.
+        ports: Where nodes listen, by address key.
+        schedule_s: Seconds within which pods must have come; infinity: as long as it takes.
+        launcher_silence_s: Seconds after which a launching process that says nothing is gone.
+        begins_anew: Whether Kubernetes starts the supervisor again after it has ended it.
+        silence_s: Seconds after which a host that says nothing is lost.
+    """
+
+    supervisor = "launchers.kubernetes._supervise"
+    advice = (
+        "in the image of the supervisor: it needs the Python that launches, launchpad-lite, and all that "
+        "the program imports; install them there, or name another image"
+    )
+
+    hosts: Mapping[str, str]
+    names: Mapping[str, str]
+    ports: Mapping[str, int]
+    schedule_s: float
+    launcher_silence_s: float
+    begins_anew: bool
+    silence_s: float
+
+
+@dataclass(frozen=True)
+class PackedRun:
+    """All files of a run.
+
+    Attributes:
+        trust: For all pods: certificates, and the code that they run first.
+        order: For the supervisor.
+        blob: Its work.
+        file: Unique name of the blob on a volume.
+        key: For the seal of its last record.
+    """
+
+    trust: Mapping[str, bytes]
+    order: Mapping[str, bytes]
+    blob: bytes
+    file: str
+    key: bytes
+
+
+def pack(
+    order: PodOrder, plan: LaunchPlan, shipment: Shipment, names: Names, place: WorkPlace | None
+) -> PackedRun:
+    """Returns all files of a run.
+
+    Args:
+        order: What is to be run.
+        plan: With the work.
+        shipment: The code.
+        names: What everything is called.
+        place: Where the blob is going to be; None: in Secrets.
+
+    Raises:
+        LaunchError: Code cannot be read, or there is too much of it for Secrets.
+        MissingExtraError: The package for certificates is not installed.
+    """
+    key = secrets.token_bytes(_KEY_BYTES)
+    file = f"work-{secrets.token_hex(6)}.pickle"
+    match place:
+        case WorkVolume():
+            source = {"file": _mounted(place, names.run, file)}
+        case WorkStore():
+            source = {"url": place.get}
+        case None:
+            source = {"parts": WORK_MOUNT}
+    files, blob = orders.pack(order, plan, shipment, source, _ROOM)
+    if place is None and len(blob) > MOST_IN_SECRETS:
+        raise LaunchError(
+            f"the work and code of the nodes are {len(blob) / 1e6:.0f} MB, and Secrets hold at most "
+            f"{MOST_IN_SECRETS / 1e6:.0f} MB. Have nodes read large data where they run, or say where "
+            "else to put it: work=WorkVolume(...), a volume that this machine sees, too, or "
+            "work=WorkStore(...), an object store"
+        )
+    files["begin.py"] = _hearing(128 + signal.SIGTERM) + files["begin.py"]
+    return PackedRun(
+        trust=_trust(plan.program, names),
+        order={**files, "key": key},
+        blob=blob,
+        file=file,
+        key=key,
+    )
+
+
+def _mounted(place: WorkVolume, run: str, file: str) -> str:
+    return "/".join(part for part in (WORK_MOUNT, place.path.strip("/"), run, file) if part)
+
+
+def _trust(program: str, names: Names) -> dict[str, bytes]:
+    # One certificate for all pods, because each pod may call each other one.
+    services = [names.supervisor, *(f"*.{service}" for service in names.groups.values())]
+    tls = Authority(program).issue(names.run, services)
+    return {
+        "authority.pem": tls.authority,
+        "certificate.pem": tls.certificate,
+        "key.pem": tls.key,
+        "pod.py": _hearing(pod.MAY_COME_BACK)
+        + Path(pod.__file__).read_bytes()
+        + f"\n\nmain({LOADER!r})\n".encode(),
+    }
+
+
+def _hearing(code: int) -> bytes:
+    """Returns code that makes the first process of a pod exit with a code on SIGTERM."""
+    return _HEAR.format(code=int(code)).encode()
+
+
+def put(packed: PackedRun, place: WorkPlace, run: str) -> None:
+    """Puts the blob where the supervisor finds it. If that fails, nothing is left on a volume.
+
+    Args:
+        packed: With the blob.
+        place: Where.
+        run: Name of the run.
+
+    Raises:
+        LaunchError: It cannot be put there.
+    """
+    if isinstance(place, WorkStore):
+        _send(packed.blob, place.put)
+        return
+    try:
+        _write(packed.blob, Path(place.folder) / run, packed.file)
+    except BaseException as error:  # an interrupt, too
+        left = take_back(packed, place, run)
+        if isinstance(error, OSError):
+            raise LaunchError(f"the work cannot be written to its volume: {error}{left}") from error
+        raise
+
+
+def _write(blob: bytes, folder: Path, file: str) -> None:
+    is_new = not folder.is_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / file).write_bytes(blob)
+    # The pod runs as another user, who must read the file. It holds no secrets of the run, though the
+    # work may be private.
+    (folder / file).chmod(0o644)
+    if is_new:
+        folder.chmod(0o755)
+
+
+def _send(blob: bytes, url: str) -> None:
+    try:
+        request = urllib.request.Request(url, data=blob, method="PUT")  # noqa: S310 - the user's own
+        request.add_header("Content-Type", "application/octet-stream")
+        with urllib.request.urlopen(request, timeout=_TRANSFER_S):  # noqa: S310
+            return
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        what = _without_url(error)
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+    # Raised outside of the handler, so that the cause is not shown: its text may have a signed URL,
+    # and a reader of that could write there.
+    raise LaunchError(f"the work cannot be sent to the object store: {what}")
+
+
+def _without_url(error: Exception) -> str:
+    """Returns what went wrong with a request, without its URL."""
+    if isinstance(error, urllib.error.HTTPError):
+        known = [each.phrase for each in http.HTTPStatus if each == error.code]
+        return f"it answers HTTP {' '.join([str(error.code), *known])}"
+    if isinstance(error, urllib.error.URLError) and isinstance(error.reason, OSError):
+        error = error.reason
+    if isinstance(error, urllib.error.URLError) or not isinstance(error, OSError):
+        return f"{type(error).__name__}; is put= of WorkStore the URL of a server for HTTP?"
+    return str(error) or type(error).__name__
+
+
+def take_back(packed: PackedRun, place: WorkPlace, run: str) -> str:
+    """Removes the blob from its volume; returns what is left of it, for people.
+
+    The owner of an object store removes the blob there.
+    """
+    if isinstance(place, WorkStore):
+        return ""
+    folder = Path(place.folder) / run
+    try:
+        if os.path.lexists(folder / packed.file):  # a file that cannot be seen was never written
+            (folder / packed.file).unlink(missing_ok=True)
+    except OSError as error:
+        return f"; still there, for you to remove: {folder / packed.file} ({error})"
+    # The folder is not empty if another run of the name, or emitted objects, left files in it.
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+    return ""
+
+
+def read_trust(folder: Path) -> TlsCredentials:
+    """Returns the certificates of the run."""
+    certificate, key, authority = (
+        (folder / name).read_bytes() for name in ("certificate.pem", "key.pem", "authority.pem")
+    )
+    return TlsCredentials(certificate=certificate, key=key, authority=authority)

@@ -1,0 +1,511 @@
+"""What users want of pods: a typed override that reaches any field of the pod template. Pure.
+
+Names and quantities are checked by `checks`; all else the API server judges (`admission`).
+"""
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launchers.kubernetes._agreed import MOUNTS, NODE, SUPERVISOR
+from launchpad_lite.parts.settings import checked_fields
+
+#: User and group of pods by default: without a name, as in images without a shell.
+_NOBODY = 65532
+_ENV_PREFIX = "LAUNCHPAD_"
+_RESERVED_VOLUMES = frozenset(["tmp", "shm", "trust", "order", "work", "launcher"])
+#: The type of each option, and its name in messages. The API server checks what is in them.
+_SHAPES: Mapping[str, tuple[Any, str]] = {
+    **dict.fromkeys(
+        ("image", "pull_policy", "service_account", "priority_class", "python"), (str, "a text")
+    ),
+    **dict.fromkeys(("pull_secrets", "tolerations"), (Sequence, "a list")),
+    **dict.fromkeys(("node_selector", "env", "volumes", "patch"), (Mapping, "a dict")),
+}
+#: Lists of named things, and the field that names one.
+_KEYS = {
+    "containers": "name",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "initContainers": "name",
+    "ports": "containerPort",
+    "volumeMounts": "mountPath",
+    "volumes": "name",
+}
+_DIRECTIVE = "$patch"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+#: Taints of lost machines, and the seconds that a replaceable pod stays on such a machine (by default
+#: 300): by then the supervisor has given the pod up. Other pods stay for the default time: nothing
+#: waits for their end, and they would lose much if only the kubelet restarts.
+_MACHINE_LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_WITHOUT_MACHINE_S = 30
+
+
+# What users write
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A volume of the cluster in a pod.
+
+    Attributes:
+        mount: Absolute path at which the nodes find it.
+        source: What it is, by Kubernetes' name for the kind: `{"persistentVolumeClaim":
+            {"claimName": "data"}}`.
+        read_only: Whether nodes can only read there.
+        sub_path: The part of it that is mounted; None: all.
+    """
+
+    mount: str
+    source: Mapping[str, Any]
+    read_only: bool = False
+    sub_path: str | None = None
+
+    def __post_init__(self) -> None:
+        if mistakes := list(self._mistakes()):
+            raise ValueError("; ".join(mistakes))
+
+    @classmethod
+    def of(cls, given: "Volume | Mapping[str, Any]") -> "Volume":
+        """Takes a volume as users write it.
+
+        Example:
+            Volume.of(
+                {"persistentVolumeClaim": {"claimName": "data"}, "mount": "/data", "read_only": True}
+            )
+
+        Raises:
+            TypeError: Neither a Volume nor a mapping.
+            ValueError: It has no mount, not exactly one source, or a value of the wrong type.
+        """
+        if isinstance(given, Volume):
+            return given
+        if not isinstance(given, Mapping):
+            raise TypeError(f"expected Volume or a dict, got {given!r}")
+        own = {each.name for each in dataclasses.fields(cls)} - {"source"}
+        settings: dict[str, Any] = {
+            "mount": None,
+            "source": {key: given[key] for key in given if key not in own},
+            **{key: given[key] for key in given if key in own},
+        }
+        return cls(**settings)
+
+    def _mistakes(self) -> Iterator[str]:
+        given: dict[str, Any] = vars(self)  # not all users run mypy
+        mount, source = given["mount"], given["source"]
+        if not isinstance(mount, str) or not mount.startswith("/") or ":" in mount:
+            yield f"mount: an absolute path in the pod like '/data', not {mount!r}"
+        elif f"{mount}/".startswith(f"{MOUNTS}/"):
+            yield f"mount: {MOUNTS} is the launcher's own; choose another path than {mount}"
+        if not isinstance(source, Mapping) or len(source) != 1:
+            yield (
+                "it has exactly one source, like {'persistentVolumeClaim': {'claimName': 'data'}}, "
+                f"not {source!r}"
+            )
+        else:
+            yield from _not_json(source, "source")
+            yield from (
+                f"{kind}: a dict, not {value!r}"
+                for kind, value in source.items()
+                if not isinstance(value, Mapping)
+            )
+        if not isinstance(given["read_only"], bool):
+            yield f"read_only: True or False, not {given['read_only']!r}"
+        if given["sub_path"] is not None and not isinstance(given["sub_path"], str):
+            yield f"sub_path: a text, not {given['sub_path']!r}"
+
+
+@dataclass(frozen=True)
+class PodOptions:
+    """How the pods of a group, or of all, differ from the usual ones.
+
+    Usual pods run as a user without a name, have a read-only root file system, no capabilities and no token
+    of a service account; they can write to /tmp and /dev/shm.
+
+    Attributes:
+        image: Image of the container. It must have Python, of the same minor version as the launching
+            process, and launchpad-lite; code that is not installed is sent along.
+        pull_policy: `"Always"`, `"IfNotPresent"` or `"Never"`; None: the cluster's default.
+        pull_secrets: Names of Secrets with which images are pulled.
+        service_account: Account of the pods. They have its token only if `patch` says so:
+            `{"spec": {"automountServiceAccountToken": True}}`.
+        node_selector: Labels that the cluster's nodes must have.
+        tolerations: Taints that are tolerated, as Kubernetes writes them.
+        priority_class: Name of the class.
+        env: Environment variables: a text, or from where the value comes, like `{"secretKeyRef":
+            {"name": "wandb", "key": "token"}}`.
+        volumes: Volumes by name: Volume, or dicts as `Volume.of` takes them.
+        run_as_user: Numeric id of user and group, also of the group that volumes are given
+            (`fsGroup`); 0 is root. None: 65532.
+        python: Interpreter in the image; None: python3.
+        patch: Any other field of the pod template, like `{"spec": {"runtimeClassName": "gvisor"}}`.
+            Dicts are merged. Lists of named things (containers, initContainers, volumes, env,
+            volumeMounts by mountPath, ports by containerPort, imagePullSecrets) are merged by name;
+            other lists are replaced. None removes a field, and `{"name": ..., "$patch": "delete"}`
+            one of the named things. The container of a node is called `node`, that of the
+            supervisor `supervisor`; a pod ignores what a patch says of the other one.
+    """
+
+    image: str | None = None
+    pull_policy: str | None = None
+    pull_secrets: Sequence[str] = ()
+    service_account: str | None = None
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: Sequence[Mapping[str, Any]] = ()
+    priority_class: str | None = None
+    env: Mapping[str, str | Mapping[str, Any]] = field(default_factory=dict)
+    volumes: Mapping[str, Volume | Mapping[str, Any]] = field(default_factory=dict)
+    run_as_user: int | None = None
+    python: str | None = None
+    patch: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if mistakes := list(self._mistakes()):
+            raise ValueError("; ".join(mistakes))
+
+    @classmethod
+    def of(cls, given: "PodOptions | Mapping[str, Any]") -> "PodOptions":
+        """Takes options as users write them: `{"image": "python:3.12"}` too.
+
+        Raises:
+            TypeError: Neither PodOptions nor a mapping.
+            ValueError: An unknown name, or values that cannot be; all are listed, each with where
+                it stands.
+        """
+        if isinstance(given, PodOptions):
+            return given
+        return cls(**checked_fields(cls, given, "PodOptions", called="pod option"))
+
+    def over(self, base: "PodOptions") -> "PodOptions":
+        """Returns these options, with those of `base` where these say nothing.
+
+        Dicts are merged, and patches like patches of a pod; lists are replaced.
+
+        Args:
+            base: The options for all pods, if these are for a group.
+        """
+        merged: dict[str, Any] = {}
+        for each in dataclasses.fields(self):
+            mine, theirs = getattr(self, each.name), getattr(base, each.name)
+            if each.name == "patch":
+                merged[each.name] = _merged(theirs, mine, "patch", composing=True)
+            elif isinstance(mine, Mapping):
+                merged[each.name] = {**theirs, **mine}
+            else:
+                merged[each.name] = (
+                    theirs if mine is None or (_is_list(mine) and not mine) else mine
+                )
+        return PodOptions(**merged)
+
+    def _mistakes(self) -> Iterator[str]:
+        given: dict[str, Any] = vars(self)  # not all users run mypy
+        for name, (kind, called) in _SHAPES.items():
+            value = given[name]
+            is_text = isinstance(value, str | bytes)
+            if value is not None and (
+                not isinstance(value, kind) or (is_text and kind is Sequence)
+            ):
+                yield f"{name}: {called}, not {value!r}"
+            elif name != "volumes":
+                yield from _not_json(value, name)
+        user = given["run_as_user"]
+        if user is not None and (isinstance(user, bool) or not isinstance(user, int) or user < 0):
+            yield f"run_as_user: the number of a user, not {user!r}"
+        if isinstance(given["env"], Mapping):
+            for name in given["env"]:
+                if str(name).startswith(_ENV_PREFIX):
+                    yield f"env[{name!r}]: names that begin with {_ENV_PREFIX} are the launcher's own"
+        if isinstance(given["volumes"], Mapping):
+            yield from _volume_mistakes(given["volumes"])
+        if isinstance(given["patch"], Mapping):
+            yield from _patch_mistakes(given["patch"])
+
+
+def _volume_mistakes(given: Mapping[object, Any]) -> Iterator[str]:
+    for name, each in given.items():
+        where = f"volumes[{name!r}]"
+        if name in _RESERVED_VOLUMES:
+            yield f"{where}: {name!r} is the launcher's own; choose another name"
+        try:
+            Volume.of(each)
+        except (TypeError, ValueError) as error:
+            yield f"{where}: {error}"
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _not_json(value: object, where: str) -> Iterator[str]:
+    """Yields the parts that cannot be written as JSON."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            if isinstance(key, str):
+                yield from _not_json(each, f"{where}.{key}")
+            else:
+                yield f"{where}: names of fields are texts, not {key!r}"
+    elif _is_list(value):
+        assert isinstance(value, Sequence)
+        for index, each in enumerate(value):
+            yield from _not_json(each, f"{where}[{index}]")
+    elif isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))):
+        yield f"{where}: a number that Kubernetes can read, not {value!r}"
+    elif value is not None and not isinstance(value, str | bool | int | float):
+        yield f"{where}: a text, number, True, False, None, list or dict, not {value!r}"
+
+
+# The strategic merge
+
+
+def _patch_mistakes(patch: Mapping[str, Any]) -> Iterator[str]:
+    for name in patch:
+        if name not in ("metadata", "spec"):
+            yield f"patch: a pod template has metadata and spec, not {name!r}"
+    for name in ("metadata", "spec"):
+        if name in patch:
+            if isinstance(patch[name], Mapping):
+                yield from _key_mistakes(patch[name], f"patch.{name}")
+            else:
+                yield f"patch.{name}: a dict, not {patch[name]!r}"
+
+
+def _key_mistakes(patch: Mapping[str, Any], where: str) -> Iterator[str]:
+    for name, value in patch.items():
+        key = _KEYS.get(name)
+        here = f"{where}.{name}"
+        if isinstance(value, Mapping):
+            if key is not None:
+                yield f"{here}: a list of dicts with {key!r}, not {value!r}"
+            else:
+                yield from _key_mistakes(value, here)
+        elif key is not None and value is not None:
+            if not _is_list(value):
+                yield f"{here}: a list of dicts with {key!r}, not {value!r}"
+                continue
+            for index, each in enumerate(value):
+                if not isinstance(each, Mapping) or not isinstance(each.get(key), str | int):
+                    yield f"{here}[{index}]: a dict with {key!r}, not {each!r}"
+                elif each.get(_DIRECTIVE, "delete") != "delete":
+                    yield f"{here}[{each[key]}].{_DIRECTIVE}: 'delete', not {each[_DIRECTIVE]!r}"
+                else:
+                    yield from _key_mistakes(each, f"{here}[{each[key]}]")
+
+
+def _merged(base: Any, patch: Any, where: str, *, composing: bool = False) -> Any:
+    """Merges a patch into what it is for.
+
+    Args:
+        base: A part of a pod template, or of a patch.
+        patch: What to change there.
+        where: Where that is, for people.
+        composing: Whether `base` is a patch, too. Then entries that remove something stay in it.
+
+    Raises:
+        ValueError: A dict stands where there is a list, or the like.
+    """
+    if isinstance(patch, Mapping):
+        if base is not None and not isinstance(base, Mapping):
+            raise ValueError(f"{where}: {_kind(base)}, not {dict(patch)!r}")
+        merged = dict(base or {})
+        for name, value in patch.items():
+            if value is None and not composing:
+                merged.pop(name, None)
+            elif name in _KEYS and value is not None:
+                merged[name] = _merged_by_key(
+                    merged.get(name) or (), value, f"{where}.{name}", _KEYS[name], composing
+                )
+            else:
+                merged[name] = _merged(
+                    merged.get(name), value, f"{where}.{name}", composing=composing
+                )
+        return merged
+    if base is not None and patch is not None:
+        if isinstance(base, Mapping) or _is_list(base) != _is_list(patch):
+            raise ValueError(f"{where}: {_kind(base)}, not {patch!r}")
+    return copy.deepcopy(list(patch) if _is_list(patch) else patch)
+
+
+def _merged_by_key(
+    base: Sequence[Mapping[str, Any]],
+    patch: Sequence[Mapping[str, Any]],
+    where: str,
+    key: str,
+    composing: bool,
+) -> list[Any]:
+    merged = {each[key]: each for each in base}
+    for each in patch:
+        name = each[key]
+        if each.get(_DIRECTIVE) == "delete" and not composing:
+            merged.pop(name, None)
+        elif each.get(_DIRECTIVE) == "delete":
+            merged[name] = dict(each)
+        else:
+            merged[name] = _merged(
+                merged.get(name, {}), each, f"{where}[{name}]", composing=composing
+            )
+    return list(merged.values())
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "a dict"
+    return "a list" if _is_list(value) else f"a value like {value!r}"
+
+
+# Templates
+
+
+def pod_template(
+    options: PodOptions,
+    *,
+    container: Mapping[str, Any],
+    volumes: Sequence[Mapping[str, Any]],
+    metadata: Mapping[str, Any],
+    spec: Mapping[str, Any],
+    moves: bool,
+) -> dict[str, Any]:
+    """Returns the template of pods, as the API takes it.
+
+    Args:
+        options: What the user wants.
+        container: The only container, with the launcher's settings; `command` without the
+            interpreter.
+        volumes: The launcher's own.
+        metadata: Labels and annotations.
+        spec: The launcher's settings of the pod.
+        moves: Whether a new pod replaces it if its machine is lost.
+
+    Raises:
+        ValueError: The patch does not fit, or removes what the launcher needs; all mistakes are listed.
+    """
+    given = {name: Volume.of(each) for name, each in options.volumes.items()}
+    at = {volume.mount.rstrip("/") for volume in given.values()}
+    # A volume of the user's may take the place of /tmp and /dev/shm.
+    mounts = [each for each in container["volumeMounts"] if each["mountPath"] not in at]
+    mounted = {each["name"] for each in mounts}
+    user = _NOBODY if options.run_as_user is None else options.run_as_user
+    env = {each["name"]: each for each in container["env"]} | {
+        name: {"name": name, "valueFrom" if isinstance(value, Mapping) else "value": value}
+        for name, value in options.env.items()
+    }
+    wishes = {
+        "imagePullSecrets": [{"name": name} for name in options.pull_secrets],
+        "serviceAccountName": options.service_account,
+        "nodeSelector": options.node_selector,
+        "tolerations": _tolerations(options, moves=moves),
+        "priorityClassName": options.priority_class,
+    }
+    main = {
+        "name": container["name"],
+        "image": options.image,
+        **container,
+        **({"imagePullPolicy": options.pull_policy} if options.pull_policy else {}),
+        "command": [options.python or "python3", *container["command"]],
+        "env": list(env.values()),
+        "volumeMounts": [*mounts, *(_mount(name, each) for name, each in given.items())],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+    }
+    template: dict[str, Any] = {
+        "metadata": metadata,
+        "spec": {
+            "restartPolicy": "Never",
+            **spec,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": {
+                "runAsNonRoot": user != 0,
+                "runAsUser": user,
+                "runAsGroup": user,
+                "fsGroup": user,
+                # Otherwise Kubernetes goes through all files of a volume whenever a pod starts.
+                "fsGroupChangePolicy": "OnRootMismatch",
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            **{name: value for name, value in wishes.items() if value},
+            "containers": [main],
+            "volumes": [
+                *(each for each in volumes if each["name"] in mounted),
+                *({"name": name, **each.source} for name, each in given.items()),
+            ],
+        },
+    }
+    patched: dict[str, Any] = _merged(template, options.patch, "patch")
+    # A patch for all pods may speak of both kinds of them.
+    patched["spec"]["containers"] = [
+        each
+        for each in patched["spec"].get("containers") or ()
+        if each["name"] == container["name"] or each["name"] not in (NODE, SUPERVISOR)
+    ]
+    if mistakes := list(_lost(template, patched, container["name"])):
+        raise ValueError("; ".join(mistakes))
+    return copy.deepcopy(patched)
+
+
+def _tolerations(options: PodOptions, *, moves: bool) -> list[Mapping[str, Any]]:
+    if not moves:
+        return [*options.tolerations]
+    given: list[Any] = list(options.tolerations)  # not all users run mypy
+    known = {each.get("key") for each in given if isinstance(each, Mapping)}
+    ours = [
+        {
+            "key": key,
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": _WITHOUT_MACHINE_S,
+        }
+        for key in _MACHINE_LOST
+        if key not in known
+    ]
+    return [*options.tolerations, *ours]
+
+
+def _mount(name: str, volume: Volume) -> dict[str, Any]:
+    mount: dict[str, Any] = {"name": name, "mountPath": volume.mount}
+    if volume.read_only:
+        mount["readOnly"] = True
+    if volume.sub_path is not None:
+        mount["subPath"] = volume.sub_path
+    return mount
+
+
+def _lost(template: Mapping[str, Any], patched: Mapping[str, Any], container: str) -> Iterator[str]:
+    """Yields what a patch has removed or changed that the launcher needs."""
+    labels = patched.get("metadata", {}).get("labels") or {}
+    for name, value in template["metadata"]["labels"].items():
+        if labels.get(name) != value:
+            yield f"patch.metadata.labels: {name!r} is the launcher's own and stays {value!r}"
+    spec = patched.get("spec", {})
+    for name in ("hostname", "restartPolicy", "subdomain"):
+        if spec.get(name) != (kept := template["spec"].get(name)):
+            stays = "is not set" if kept is None else f"stays {kept!r}"
+            yield f"patch.spec.{name}: it is the launcher's own and {stays}"
+    terms = _neighbour_terms(template["spec"])
+    if terms and any(term not in _neighbour_terms(spec) for term in terms):
+        yield (
+            f"patch.spec.affinity: what runs together needs its own term in podAffinity.{_REQUIRED}; "
+            "choose nodes of the cluster by nodeAffinity or node_selector"
+        )
+    after = {each["name"]: each for each in spec.get("containers") or ()}
+    if container not in after:
+        yield f"patch.spec.containers: the container {container!r} is the launcher's own and stays"
+        return
+    env = {each["name"]: each for each in after[container].get("env") or ()}
+    for each in template["spec"]["containers"][0]["env"]:
+        if each["name"].startswith(_ENV_PREFIX) and env.get(each["name"]) != each:
+            yield (
+                f"patch.spec.containers[{container}].env: {each['name']} is the launcher's own "
+                "and stays"
+            )
+
+
+def _neighbour_terms(spec: Mapping[str, Any]) -> Sequence[Any]:
+    affinity = (spec.get("affinity") or {}).get("podAffinity") or {}
+    terms: Sequence[Any] = affinity.get(_REQUIRED) or ()
+    return terms

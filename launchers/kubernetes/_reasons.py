@@ -1,0 +1,390 @@
+"""Reads from objects what the pods of a run wait for, and how pods ended. Pure."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from launchers.host.pod import MAY_COME_BACK
+from launchers.kubernetes._agreed import NODE, SUPERVISOR
+from launchpad_lite.launching import NodeFailure, ProgramResult
+from launchpad_lite.life.result import Restart, named
+
+#: Exit codes of a node's container that the supervisor explains better: the node ended, failed for
+#: good, or may come back.
+_CODES_WHEN_ASKED = frozenset({0, 1, MAY_COME_BACK})
+_SIGKILL, _SIGNALLED = 9, 128
+_MAX_SIGNAL = 64
+#: Reasons of an end that the cluster did not observe: its exit code means nothing.
+_UNSEEN = frozenset({"Unknown", "ContainerStatusUnknown"})
+#: States that each container passes through.
+_ON_ITS_WAY = frozenset({"", "ContainerCreating", "PodInitializing"})
+#: What a cluster's reasons to end a pod mean.
+_DISRUPTIONS = {
+    "PreemptionByScheduler": "was preempted by one of higher priority",
+    "DeletionByTaintManager": "was ended because its machine is not ready or may not be used",
+    "EvictionByEvictionAPI": "was evicted, as by a drain of its machine",
+    "DeletionByPodGC": "was removed, as its machine was",
+    "TerminationByKubelet": "was ended by its machine",
+}
+#: Reason of a Job whose pods failed too often. It says nothing new about the pods.
+_NO_MORE_PODS = "BackoffLimitExceeded"
+#: Fields of a Job's status that say that it has made a pod.
+_HAD_PODS = ("active", "failed", "succeeded")
+#: Events that say why there is no pod.
+_NO_POD = frozenset({"FailedCreate", "ExceededQuota"})
+_POD_NAME = re.compile(r'\b([Pp]ods? )"[^"]*"')
+#: Events that say that the machine of a pod is lost. The first says that its kubelet is silent.
+AWAY = "NodeNotReady"
+LOST_MACHINE = frozenset({AWAY, "TaintManagerEviction"})
+#: Nodes that are named before the others are counted.
+MAX_NAMED = 4
+#: Text of a restart if the cluster asked the pod of a node to end.
+_ASKED = "was asked from outside to end"
+#: Number of the last of several pods with one host name.
+_NEWEST = 1 << 30
+
+
+# Waiting
+
+
+def wait_of(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str | None:
+    """Returns what a pod waits for, in one line; None if it waits for nothing that is known.
+
+    Args:
+        pod: As the server has it.
+        events: Warnings about it, the latest last.
+    """
+    status = pod.get("status", {})
+    if status.get("phase") in ("Succeeded", "Failed"):
+        return None
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return said(scheduled)
+    for container in _containers(pod):
+        waiting = container.get("state", {}).get("waiting") or {}
+        if waiting.get("reason", "") not in _ON_ITS_WAY:
+            return said(waiting)
+    # The event that no machine has room stays for an hour, even after the pod got a machine.
+    is_placed = scheduled.get("status") == "True"
+    told = [each for each in events if not is_placed or each.get("reason") != "FailedScheduling"]
+    if status.get("phase") == "Pending" and told:
+        return said(told[-1])
+    return None
+
+
+def wait_of_job(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str | None:
+    """Returns why a Job makes no pods, in one line; None if it does, as far as is known.
+
+    Args:
+        job: As the server has it.
+        events: Warnings about it, the latest last.
+    """
+    queue = (job["metadata"].get("labels") or {}).get("kueue.x-k8s.io/queue-name")
+    if job.get("spec", {}).get("suspend"):
+        return f"its turn in the queue {queue!r}" if queue else "its admission"
+    status = job.get("status", {})
+    made = sum(status.get(name) or 0 for name in ("active", "succeeded"))
+    if made >= job.get("spec", {}).get("parallelism", 1):
+        return None
+    failed = [event for event in events if event.get("reason") in _NO_POD]
+    # Each attempt names a different pod.
+    pods = f"{job['metadata']['name']}-*"
+    return _POD_NAME.sub(rf'\1"{pods}"', said(failed[-1])) if failed else None
+
+
+def waiting_lines(waits: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns a line for each reason, with the nodes that wait for it.
+
+    Args:
+        waits: Nodes by what they wait for.
+    """
+    return [
+        f"{named(nodes, MAX_NAMED)} {'waits' if len(nodes) == 1 else 'wait'}: {what}"
+        for what, nodes in waits.items()
+    ]
+
+
+def trouble_lines(troubles: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns a line for each trouble, with the nodes that have it.
+
+    Args:
+        troubles: Nodes by what has happened to their pods.
+    """
+    return [f"{named(nodes, MAX_NAMED)}: {what}" for what, nodes in troubles.items()]
+
+
+# The end
+
+
+def loss_of(
+    pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]], container: str
+) -> str | None:
+    """Returns how a pod was lost, as in "its pod ..."; None if it is well, or ended as it should.
+
+    Args:
+        pod: As the server had it last.
+        events: Warnings about it, the latest last.
+        container: The one that matters.
+    """
+    status = pod.get("status", {})
+    ended = _ended(pod, container)
+    if ended.get("reason") == "OOMKilled":
+        limit = _memory_limit(pod, container)
+        return f"was killed: out of memory ({f'limit {limit}' if limit else 'it had no limit'})"
+    message = _flat(status.get("message", ""))
+    if status.get("reason") == "Evicted":
+        return _with("was evicted by its machine", message)
+    target = condition(pod, "DisruptionTarget")
+    if target.get("status") == "True":
+        how = _DISRUPTIONS.get(target.get("reason", ""), f"was ended ({target.get('reason')})")
+        return _with(how, _flat(target.get("message", "")))
+    if status.get("reason"):
+        return _with(f"was ended ({status['reason']})", message)
+    if ended and ended.get("exitCode") not in _CODES_WHEN_ASKED:
+        return _exit(ended)
+    if lost := [event for event in events if is_loss(event, pod)]:
+        machine = pod.get("spec", {}).get("nodeName", "")
+        return _with(f"is on the machine {machine}, which is lost", said(lost[-1]))
+    if pod["metadata"].get("deletionTimestamp") and not ended:
+        return "was deleted"
+    return None
+
+
+def is_loss(event: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
+    """Returns whether an event says that the machine of a pod is lost, and the pod was not well since."""
+    if event.get("reason") not in LOST_MACHINE:
+        return False
+    since = str(condition(pod, "Ready").get("lastTransitionTime", ""))
+    return not is_ready(pod) or _time_of(event) > since
+
+
+def _exit(ended: Mapping[str, Any]) -> str:
+    code, why = ended.get("exitCode", 0), _flat(ended.get("message", ""))
+    if ended.get("reason") in ("StartError", "ContainerCannotRun"):
+        return _with("could not be started", why)
+    if ended.get("reason") in _UNSEEN:
+        return _with("was lost, as when its machine or the runtime there restarts", why)
+    if code == _SIGNALLED + _SIGKILL:
+        return _with("was killed by SIGKILL", why)
+    if _SIGNALLED < code <= _SIGNALLED + _MAX_SIGNAL:
+        return _with(f"was ended by signal {code - _SIGNALLED}", why)
+    return _with(f"ended with exit code {code}", why)
+
+
+def supervisor_end(
+    pod: Mapping[str, Any] | None,
+    job: Mapping[str, Any] | None,
+    events: Sequence[Mapping[str, Any]],
+) -> str:
+    """Returns why a program left no result, in one line.
+
+    Args:
+        pod: That of its supervisor, as the server had it last.
+        job: The supervisor's, if it is still there.
+        events: Warnings about the pod, the latest last.
+    """
+    failed = condition(job or {}, "Failed")
+    is_told = failed.get("status") == "True" and failed.get("reason") != _NO_MORE_PODS
+    how = "the run was deleted" if job is None else said(failed) if is_told else ""
+    if pod is not None:
+        code = exit_code(pod, SUPERVISOR)
+        ended = "is gone" if code is None else f"ended with exit code {code}"
+        where = f"its supervisor's pod {pod['metadata']['name']}"
+        loss = f"{where} {loss_of(pod, events, SUPERVISOR) or ended}"
+    elif job is not None and any(job.get("status", {}).get(each) for each in _HAD_PODS):
+        loss = "its supervisor's pod is gone"
+    else:
+        return _with("its supervisor never began", how)
+    return f"{loss}; {how}" if job is None else _with(f"{loss}; it left no result", how)
+
+
+def supervisor_loss(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the text for a program whose result is lost with its supervisor's machine.
+
+    Args:
+        pod: That of its supervisor, as the server had it last.
+        events: Warnings about the pod, the latest last.
+    """
+    machine = pod.get("spec", {}).get("nodeName", "")
+    how = loss_of(pod, events, SUPERVISOR) or "is gone"
+    return (
+        f"the machine {machine} of its supervisor does not answer, and how the program ended is not "
+        f"known: its pod {pod['metadata']['name']} {how}"
+    )
+
+
+def supervisor_away(launcher_silence_s: float) -> str:
+    """Returns what happens while the kubelet of the supervisor's machine is silent.
+
+    Args:
+        launcher_silence_s: Seconds without a sign of life of the launching process after which the
+            supervisor ends the program.
+    """
+    how = "nothing is known of the program until the machine of its supervisor answers"
+    if launcher_silence_s == math.inf:
+        return how
+    return f"{how}; after {launcher_silence_s:g} s the supervisor stops it, as it sees nothing of this process"
+
+
+def failure_of(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
+    """Returns how a node's pod ended that should have continued, as in "its pod ..."."""
+    code = exit_code(pod, NODE)
+    if code == MAY_COME_BACK:
+        return loss_of(pod, events, NODE) or "lost the link to the supervisor"
+    return loss_of(pod, events, NODE) or f"ended with exit code {'?' if code is None else code}"
+
+
+def exit_code(pod: Mapping[str, Any], container: str) -> int | None:
+    """Returns how a container of a pod has ended; None: it has not, or that is not known."""
+    code = _ended(pod, container).get("exitCode")
+    return None if code is None else int(code)
+
+
+def is_over(job: Mapping[str, Any]) -> bool:
+    """Returns whether a Job makes no more pods."""
+    ends = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
+    return any(condition(job, kind).get("status") == "True" for kind in ends)
+
+
+def has_ended(pod: Mapping[str, Any], container: str) -> bool:
+    """Returns whether a container of a pod has ended for good."""
+    is_final = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    return is_final or bool(_ended(pod, container))
+
+
+def is_running(pod: Mapping[str, Any], container: str) -> bool:
+    """Returns whether a container of a pod runs."""
+    return any(
+        each.get("name") == container and each.get("state", {}).get("running") is not None
+        for each in _containers(pod)
+    )
+
+
+def remaining(objects: Iterable[Mapping[str, Any]]) -> str:
+    """Names objects that are still there, and the machines on which pods are."""
+    parts = []
+    for each in objects:
+        machine = each.get("spec", {}).get("nodeName") if each["kind"] == "Pod" else None
+        where = f" on {machine}" if machine else ""
+        parts.append(f"{each['kind']} {each['metadata']['name']}{where}")
+    return named(parts, MAX_NAMED)
+
+
+def explained(
+    result: ProgramResult,
+    losses: Mapping[str, Sequence[str]],
+    machine: Callable[[str], str],
+    away: str = "",
+) -> ProgramResult:
+    """Returns a result with the cluster's explanation of each lost pod.
+
+    The cluster also explains why a node was asked from outside to end.
+
+    Args:
+        result: As the supervisor saw it.
+        losses: What became of pods, by their host name, in order.
+        machine: Returns the machine of a pod by its host name; empty: not known.
+        away: The supervisor's machine, if it was away: pods that it counts as lost may be well.
+    """
+    counts: dict[str, int] = {}
+
+    def explain(failure: NodeFailure, number: int) -> NodeFailure:
+        if not failure.host_lost:
+            return failure
+        texts = losses.get(failure.host, ())
+        if texts:
+            summary = f"its pod {failure.host} {texts[min(number, len(texts) - 1)]}"
+        elif away:
+            summary = f"{failure.summary} (the machine {away} of its supervisor was away)"
+        elif where := machine(failure.host):
+            summary = f"{failure.summary} (its pod was on the machine {where})"
+        else:
+            return failure
+        return dataclasses.replace(failure, summary=summary)
+
+    def explain_restart(restart: Restart) -> Restart:
+        failure = restart.failure
+        if failure is None or not (failure.host_lost or _ASKED in failure.summary):
+            return restart
+        number = counts.get(failure.host, 0)
+        counts[failure.host] = number + 1
+        texts = losses.get(failure.host, ())
+        if failure.host_lost:
+            failure = explain(failure, number)
+        elif number < len(texts):
+            summary = f"{failure.summary}: its pod {failure.host} {texts[number]}"
+            failure = dataclasses.replace(failure, summary=summary)
+        return dataclasses.replace(restart, failure=failure)
+
+    failures = tuple(explain(each, _NEWEST) for each in result.failures)
+    restarts = tuple(explain_restart(each) for each in result.restarts)
+    return dataclasses.replace(result, failures=failures, restarts=restarts)
+
+
+# Fields
+
+
+def host_of(pod: Mapping[str, Any]) -> str:
+    """Returns the host name of a pod, which one that replaces it has as well."""
+    return str(pod.get("spec", {}).get("hostname") or pod["metadata"]["name"])
+
+
+def created(pod: Mapping[str, Any]) -> str:
+    """Returns when a pod was created, as texts that can be compared: whole seconds."""
+    return str(pod["metadata"].get("creationTimestamp", ""))
+
+
+def condition(obj: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    conditions = obj.get("status", {}).get("conditions") or ()
+    return next((each for each in conditions if each.get("type") == kind), {})
+
+
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    return bool(condition(pod, "Ready").get("status") == "True")
+
+
+def _time_of(event: Mapping[str, Any]) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+def _containers(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    status = pod.get("status", {})
+    return [
+        *(status.get("initContainerStatuses") or ()),
+        *(status.get("containerStatuses") or ()),
+    ]
+
+
+def _ended(pod: Mapping[str, Any], container: str) -> Mapping[str, Any]:
+    for each in _containers(pod):
+        if each.get("name") == container:
+            return each.get("state", {}).get("terminated") or {}
+    return {}
+
+
+def _memory_limit(pod: Mapping[str, Any], container: str) -> str:
+    for each in pod.get("spec", {}).get("containers") or ():
+        if each.get("name") == container:
+            return str(each.get("resources", {}).get("limits", {}).get("memory", ""))
+    return ""
+
+
+def failed_indexes(job: Mapping[str, Any]) -> Iterator[int]:
+    """Yields the indexes that a Job has given up: `1,3-5` in its status."""
+    for part in filter(None, str(job.get("status", {}).get("failedIndexes") or "").split(",")):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def said(thing: Mapping[str, Any]) -> str:
+    return _with(str(thing.get("reason", "")), _flat(thing.get("message", "")))
+
+
+def _with(what: str, why: str) -> str:
+    return f"{what}: {why}" if what and why else what or why
+
+
+def _flat(text: str | None) -> str:
+    return " ".join((text or "").split())

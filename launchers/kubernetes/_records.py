@@ -1,0 +1,366 @@
+"""The records in a supervisor's log: numbered lines of text. Pure.
+
+One record per line, `<number> <kind> <rest>`; numbers count from 1 for each process:
+
+| kind | rest |
+|---|---|
+| `out` | `<node> <text>`: a line that a node printed |
+| `part` | the same, of a line that continues in the node's next record |
+| `note` | `<text>`: a message for people |
+| `up`, `status`, `stacks`, `end` | `<i>/<k> <piece>`: JSON, cut into pieces |
+
+Records are shorter than the limit at which container runtimes cut lines. Any other line of the log,
+like the last words of an interpreter that crashes, counts as output of the supervisor.
+"""
+
+import hashlib
+import hmac
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from launchers.hosts.elsewhere import ProgramEnd
+from launchers.kubernetes._agreed import SUPERVISOR
+from launchers.supervision.console import Writer
+from launchpad_lite.launching import NodeFailure, NodeStatus, ProgramResult
+from launchpad_lite.parts.as_json import from_json, to_json
+
+#: Bytes of text in one record. Container runtimes cut lines at 16 KiB.
+_PIECE_BYTES = 8000
+#: An unfinished line of a node is shown once it is so long, because progress bars never end a line.
+_UNFINISHED_BYTES = _PIECE_BYTES
+#: Of a larger exception, which may hold arrays, only the text is sent.
+_PARCEL_BYTES = 256 << 10
+#: A longer record of the end is shortened, because kubelets keep only 10 MiB of a log by default.
+_END_BYTES = 4 << 20
+#: The shortest form has at most so many failures, with so many characters of each.
+_MAX_HEADLINES = 100
+_HEADLINE_CHARACTERS = 2000
+
+_RECORD = re.compile(r"([1-9][0-9]{0,14}) (out|part|note|up|status|stacks|end) (.*)", re.DOTALL)
+_NODE = re.compile(r"([^\[\]]+\[[0-9]+\]) (.*)", re.DOTALL)
+_PIECE = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8}) (.*)", re.DOTALL)
+_STAMP = re.compile(
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d) (.*)", re.DOTALL
+)
+#: Lines without a number that are remembered, to be shown once.
+_MAX_STRAYS = 10_000
+
+
+# The records
+
+
+@dataclass(frozen=True)
+class PrintedRecord:
+    """Output of a node, or of the supervisor under the name `supervisor`.
+
+    Attributes:
+        node: `label[replica]`.
+        data: What it printed, the end of the line included.
+    """
+
+    node: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Note:
+    """A message for people."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Up:
+    """All nodes are placed."""
+
+
+@dataclass(frozen=True)
+class StatusRecord:
+    """How each node was.
+
+    Attributes:
+        nodes: All.
+        awaited: Host names of pods that the supervisor waits for. It sends nothing to earlier pods of
+            these names.
+    """
+
+    nodes: tuple[NodeStatus, ...]
+    awaited: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """The answer to a request for stacks.
+
+    Attributes:
+        question: The word of the request.
+        texts: By the name of the node.
+    """
+
+    question: str
+    texts: Mapping[str, str]
+
+
+Record = PrintedRecord | Note | Up | StatusRecord | Stacks | ProgramEnd
+#: Those that are JSON, cut into pieces.
+_KINDS = {"up": Up, "status": StatusRecord, "stacks": Stacks, "end": ProgramEnd}
+
+
+# Writing
+
+
+class RecordWriter:
+    """Writes records. Thread-safe.
+
+    `show` and `finish` are those of a `Console`. If the log cannot be written, all methods return at
+    once and raise nothing. The numbers show a reader how many records were left out.
+    """
+
+    def __init__(self, descriptor: int, key: bytes) -> None:
+        """Prepares it.
+
+        Args:
+            descriptor: A blocking descriptor to write to. The caller closes it.
+            key: For the seal of the end; known to the launching process, too.
+        """
+        self._writer = Writer(lambda: descriptor)
+        self._key = key
+        self._lock = threading.Lock()
+        self._number = 0
+        self._unfinished: dict[str, bytes] = {}
+
+    def show(self, node: str, data: bytes) -> None:
+        """Takes in output of a node and writes the lines that are complete."""
+        with self._lock:
+            *lines, rest = (self._unfinished.pop(node, b"") + data).split(b"\n")
+            records = [record for line in lines for record in _output_records(node, line)]
+            if len(rest) > _UNFINISHED_BYTES:
+                *pieces, rest = _pieces(rest)
+                records += [(b"part", node.encode() + b" " + piece) for piece in pieces]
+            if rest:
+                self._unfinished[node] = rest
+            self._write(records)
+
+    def finish(self, node: str) -> None:
+        """Writes the unfinished line of a node."""
+        with self._lock:
+            if rest := self._unfinished.pop(node, b""):
+                self._write(_output_records(node, rest))
+
+    def note(self, text: str) -> None:
+        """Writes a message for people, a record for each line of it."""
+        with self._lock:
+            self._write(
+                (b"note", piece)
+                for line in text.split("\n")
+                for piece in _pieces(line.encode(errors="backslashreplace"))
+            )
+
+    def up(self) -> None:
+        """Writes that all nodes are placed."""
+        self._write_json(b"up", json.dumps(to_json(Up())), must=True)
+
+    def status(self, nodes: Sequence[NodeStatus], awaited: Sequence[str] = ()) -> None:
+        """Writes how each node is, and which pods are waited for."""
+        self._write_json(b"status", json.dumps(to_json(StatusRecord(tuple(nodes), tuple(awaited)))))
+
+    def stacks(self, question: str, texts: Mapping[str, str]) -> None:
+        """Writes the answer to a request for stacks."""
+        self._write_json(b"stacks", json.dumps(to_json(Stacks(question, texts))))
+
+    def end(self, end: ProgramEnd) -> None:
+        """Writes how the program ended, shortened if the kubelet might not keep all of it."""
+        forms = (json.dumps(to_json(each, most_bytes=_PARCEL_BYTES)) for each in _shortened(end))
+        text = next(text for text in forms if len(text) < _END_BYTES)
+        self._write_json(b"end", f"{_seal(self._key, text)} {text}", must=True)
+
+    def drain(self, patience_s: float) -> None:
+        """Waits until all is written; gives up when nothing was written for `patience_s` seconds."""
+        self._writer.drain(lambda: patience_s)
+
+    def _write_json(self, kind: bytes, text: str, *, must: bool = False) -> None:
+        pieces = [*_pieces(text.encode("ascii"))]
+        with self._lock:
+            records = (
+                (kind, b"%d/%d %b" % (index, len(pieces), piece))
+                for index, piece in enumerate(pieces, start=1)
+            )
+            self._write(records, must=must)
+
+    def _write(
+        self,
+        records: "Iterator[tuple[bytes, bytes]] | list[tuple[bytes, bytes]]",
+        *,
+        must: bool = False,
+    ) -> None:
+        data = bytearray()
+        for kind, rest in records:
+            self._number += 1
+            data += b"%d %b %b\n" % (self._number, kind, rest)
+        if data:
+            self._writer.put(bytes(data), must=must)
+
+
+def _output_records(node: str, line: bytes) -> list[tuple[bytes, bytes]]:
+    *parts, last = _pieces(line)
+    head = node.encode() + b" "
+    return [*((b"part", head + part) for part in parts), (b"out", head + last)]
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    """Cuts data into at least one piece, never within a character, because logs may be text."""
+    start = 0
+    while len(data) - start > _PIECE_BYTES:
+        end = start + _PIECE_BYTES
+        for back in range(4):
+            if data[end - back] & 0xC0 != 0x80:  # where a character begins
+                end -= back
+                break
+        yield data[start:end]
+        start = end
+    yield data[start:]
+
+
+# Reading
+
+
+class RecordReader:
+    """Reads the log of one process; returns each record once, even if the log is read again."""
+
+    def __init__(self, key: bytes | None, *, is_stamped: bool = False) -> None:
+        """Prepares it.
+
+        Args:
+            key: For the seal of the end. Without it exceptions stay texts.
+            is_stamped: Whether each line of the log has a time stamp. Then lines without one are ignored.
+        """
+        self._key = key
+        self._is_stamped = is_stamped
+        self._last = 0
+        #: Lines without a number that were read; only their time stamps identify them.
+        self._strays: dict[str, None] = {}
+        self._pieces: list[str] = []
+
+    @property
+    def last_number(self) -> int:
+        """Number of the last record; 0 before the first."""
+        return self._last
+
+    def feed(self, line: str) -> list[Record]:
+        """Takes in a line and returns its records: none if the line was read before.
+
+        Args:
+            line: Without its end, bytes that are no UTF-8 as `surrogateescape` has them. A
+                time stamp may precede it, as Kubernetes writes it.
+        """
+        stamped = _STAMP.fullmatch(line)
+        if stamped is None and self._is_stamped:
+            # A kubelet that cannot read the log sends an error message as its content, with status 200.
+            return []
+        text = line if stamped is None else stamped[1]
+        if (record := _RECORD.fullmatch(text)) is not None:
+            number, kind, rest = int(record[1]), record[2], record[3]
+            if number <= self._last:
+                return []
+            found = self._read(kind, rest, number == self._last + 1)
+            if found is not None:
+                lost, self._last = number - self._last - 1, number
+                gap = [Note(f"{_counted(lost)} lost")] if lost else []
+                return [*gap, *found]
+        if stamped is not None:
+            if line in self._strays:
+                return []
+            self._strays[line] = None
+            if len(self._strays) > _MAX_STRAYS:
+                del self._strays[next(iter(self._strays))]
+        return [PrintedRecord(SUPERVISOR, _encoded(f"{text}\n"))]
+
+    def _read(self, kind: str, rest: str, is_next: bool) -> list[Record] | None:
+        """Returns what a record says; None if it is no record."""
+        if kind == "note":
+            return [Note(rest)]
+        if kind in ("out", "part"):
+            if (parts := _NODE.fullmatch(rest)) is None:
+                return None
+            return [PrintedRecord(parts[1], _encoded(parts[2] + ("\n" if kind == "out" else "")))]
+        if (parts := _PIECE.fullmatch(rest)) is None:
+            return None
+        index, count = int(parts[1]), int(parts[2])
+        if index == 1:
+            self._pieces = []
+        elif not is_next:
+            self._pieces = []  # incomplete for good
+        if index != len(self._pieces) + 1:
+            return []
+        self._pieces.append(parts[3])
+        if index < count:
+            return []
+        text, self._pieces = "".join(self._pieces), []
+        try:
+            return [self._decode(kind, text)]
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ):
+            return [Note(f"a record of the log cannot be read: {kind} {text[:200]}")]
+
+    def _decode(self, kind: str, text: str) -> Record:
+        is_ours = False
+        if kind == "end":
+            seal, _, text = text.partition(" ")
+            is_ours = self._key is not None and hmac.compare_digest(
+                seal.encode(), _seal(self._key, text).encode()
+            )
+        record: Record = from_json(_KINDS[kind], json.loads(text), is_trusted=is_ours)
+        return record
+
+
+def _counted(lost: int) -> str:
+    return "1 line of the log was" if lost == 1 else f"{lost} lines of the log were"
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")
+
+
+# The end as JSON
+
+
+def _seal(key: bytes, text: str) -> str:
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def _shortened(end: ProgramEnd) -> Iterator[ProgramEnd]:
+    """Yields shorter and shorter forms; the last one is always short enough."""
+    yield end
+    yield replace(end, stacks={})
+    result = end.result
+    restarts = tuple(
+        replace(each, failure=each.failure and _headline_of(each.failure))
+        for each in result.restarts
+    )
+    headlines = tuple(_headline_of(each) for each in result.failures)
+    failures = (*result.failures[:1], *headlines[1:])
+    yield ProgramEnd(replace(result, failures=failures, restarts=restarts), {})
+    yield ProgramEnd(
+        ProgramResult(
+            result.outcome,
+            headlines[:_MAX_HEADLINES],
+            result.reason[:_HEADLINE_CHARACTERS],
+            result.signum,
+            restarts=restarts[-_MAX_HEADLINES:],
+        ),
+        {},
+    )
+
+
+def _headline_of(failure: NodeFailure) -> NodeFailure:
+    summary = failure.summary[:_HEADLINE_CHARACTERS]
+    return replace(failure, summary=summary, report=None, last_output="", stacks="", restarts=())

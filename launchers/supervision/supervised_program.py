@@ -1,0 +1,397 @@
+"""A running program: it carries out what the state machine of its life decides."""
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from launchers.host.usage import Usage
+from launchers.supervision.console import warn
+from launchers.supervision.deadlock_watch import DeadlockWatch
+from launchers.supervision.run_folder import make_run_folder
+from launchers.supervision.stop_notices import MAX_NAMED, StopNotices
+from launchers.supervision.watched import WatchedProgram
+from launchpad_lite.launching import (
+    AddressTable,
+    LaunchOptions,
+    LaunchPlan,
+    NodeFailure,
+    NodeStatus,
+    Outcome,
+    ProgramResult,
+)
+from launchpad_lite.life.events import (
+    Constructed,
+    Ended,
+    Event,
+    Finish,
+    HostLost,
+    KillAsked,
+    Looked,
+    NodeAction,
+    RequestStop,
+    ServersEnded,
+    ServersLost,
+    Start,
+    StopAsked,
+    Tick,
+)
+from launchpad_lite.life.program_life import NodeTerms, ProgramLife
+from launchpad_lite.life.result import indented, named
+from launchpad_lite.life.timing import DEFAULT, Timing
+from launchpad_lite.process.stop_handlers import STOP_HANDLERS
+
+#: Seconds that a node has to report its stacks.
+_LOOK_S = 2.0
+#: A node that uses fewer cores than this is idle.
+_IDLE_CPU = 0.05
+#: States in which a node can wait for others.
+_UP = ("starting", "running", "serving")
+#: Seconds of the shortest wait for a restart that is shown.
+_LONG_DELAY_S = 1.0
+#: How many nodes that were ended by force are shown with their stacks.
+_MAX_PLACES = 4
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class Host(Protocol):
+    """Where nodes run. All calls come from one thread."""
+
+    def host_of(self, node: str) -> str:
+        """Returns the name of the host where a node runs. From any thread."""
+
+    def perform(self, action: NodeAction) -> None:
+        """Carries out an action on nodes. Events report the result."""
+
+    def close(self) -> None:
+        """Ends what still runs, and releases everything."""
+
+    def pids(self) -> Mapping[str, int]:
+        """Returns the process of each node that was started. From any thread."""
+
+    def usage(self) -> Mapping[str, Usage]:
+        """Returns what nodes use of their hosts, as far as it is known. From any thread."""
+
+    def stacks(self) -> Mapping[str, str]:
+        """Returns the stacks that each node has written."""
+
+    def look(self, timeout_s: float) -> Mapping[str, Looked]:
+        """Returns what nodes do now, for those that answer in time.
+
+        From any thread.
+        """
+
+
+class SupervisedProgram(WatchedProgram):
+    """A program that this process supervises, whose nodes run on a host, or on several as one."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        options: LaunchOptions,
+        table: AddressTable,
+        log_dir: Path | None,
+        blame_s: float | None = None,
+        *,
+        tells_logs: bool = False,
+        timing: Timing = DEFAULT,
+    ) -> None:
+        """Prepares it.
+
+        Args:
+            plan: What is launched.
+            options: How.
+            table: Where its nodes listen.
+            log_dir: Folder with the output of the nodes, if it is kept.
+            blame_s: Seconds within which the cause of a failure is known, after nodes that it made fail;
+                None: as in `timing`.
+            tells_logs: Whether to print at a good end where that output is.
+            timing: All other limits of time.
+        """
+        super().__init__(plan, options, log_dir, tells_logs=tells_logs)
+        self._table = table
+        self._blame_s = blame_s
+        self._timing = timing
+        #: Whether it was asked to end; from then on its thread waits for no answers.
+        self.is_ending = False
+        self._states = {executable.name: "starting" for executable in plan.executables}
+        #: The time at which each entered its state.
+        self._since = dict.fromkeys(self._states, time.time())
+        #: Nodes that have failed, in whatever state.
+        self._failed: set[str] = set()
+        self._attempts = {executable.name: 0 for executable in plan.executables}
+        #: Addresses of ended servers, by the nodes that call them: a node that starts again must know.
+        self._ended_for: dict[str, tuple[str, ...]] = {}
+        #: Set by `supervise`.
+        self._host: Host
+        self._stopping = threading.Event()
+        # In their own thread, because handlers may block or raise. It starts with the program, because at
+        # the end the interpreter may be ending too, and start no threads.
+        self._handlers = threading.Thread(
+            target=self._handle_stop, name="launchpad-stop-handlers", daemon=True
+        )
+
+        def tell_deadlock(text: str) -> None:
+            warn(_LOGGER, "%s: %s", plan.program, text)
+
+        self._deadlocks = DeadlockWatch(self.why, self._idle_nodes, tell_deadlock, timing)
+
+    def supervise(self, host: Host) -> None:
+        """Starts the nodes on a host and supervises them."""
+        self._host = host
+        for address in self.plan.addresses:
+            address.bind(self._table)
+        try:
+            self._handlers.start()
+            self.watch()
+        except RuntimeError:  # the system gives no more threads: no thread would close the host
+            host.close()
+            self._table.clients.close("the program could not be started")
+            raise
+        except BaseException:
+            # An interrupt: the thread may run already, and would wait for nodes of a closed host.
+            self.kill()
+            raise
+        # Last, so that it does not outlive a program that could not be started.
+        self._deadlocks.start()
+
+    def post(self, event: Event) -> None:
+        """Queues an event of the host. From any thread."""
+        super().post(event)
+        # Set after the event is queued: threads that see it give nodes up, and report that after the event.
+        if isinstance(event, StopAsked | KillAsked):
+            self.is_ending = True
+
+    # What a RunningProgram can do
+
+    def status(self) -> list[NodeStatus]:
+        """Returns how each node is."""
+        host = self._host
+        pids, usage = host.pids(), host.usage()
+        # In this order: a node that ended because another failed must not be seen before that failure.
+        states = self._states.copy()
+        states.update(dict.fromkeys(self._failed, "failed"))
+        unknown: Usage = {"cpu": None, "memory_mib": None}
+        return [
+            NodeStatus(
+                executable.name,
+                states[executable.name],
+                host.host_of(executable.name),
+                pids.get(executable.name),
+                {
+                    address.name: self._table.endpoints[address.key]
+                    for address in executable.addresses
+                },
+                self._attempts[executable.name],
+                since=self._since[executable.name],
+                **usage.get(executable.name, unknown),
+            )
+            for executable in self.plan.executables
+        ]
+
+    def stacks(self) -> Mapping[str, str]:
+        """Returns where the threads of each node are now, by `label[replica]`: user code first."""
+        from launchpad_lite.life.waits import silence
+
+        looks = self._host.look(_LOOK_S)
+        # Stacks have names of files, which need not be valid text.
+        found = {
+            node: each.stacks.encode(errors="replace").decode() for node, each in looks.items()
+        }
+        silent = {node: f"it {silence(state)}" for node, state in self._states.items()}
+        return {**silent, **found}
+
+    def why(self) -> str:
+        """Returns who waits for whom, and why the program does not go on."""
+        from launchpad_lite.life.waits import ServingNode, explain
+
+        before = self._states.copy()
+        looks = dict(self._host.look(_LOOK_S))
+        nodes = {
+            each.name: ServingNode(
+                # One that has begun to answer meanwhile is not silent.
+                before[each.name] if each.name not in looks and each.state in _UP else each.state,
+                [each.name, *each.endpoints, *each.endpoints.values()],
+                each.pid,
+                looks.pop(each.name, None),
+            )
+            for each in self.status()
+        }
+        # Where nodes are threads, the threads that they have started belong to no node.
+        for look in looks.values():
+            nodes[f"process {os.getpid()}"] = ServingNode("running", [], os.getpid(), look)
+        return explain(nodes)
+
+    def _idle_nodes(self) -> frozenset[str]:
+        busy = {
+            node for node, each in self._host.usage().items() if (each["cpu"] or 0.0) >= _IDLE_CPU
+        }
+        states = self._states.items()
+        return frozenset(node for node, state in states if state in _UP) - busy
+
+    # Its thread
+
+    def _close(self, result: ProgramResult) -> None:
+        host = self._host
+        for step in (host.close, lambda: self._end_here(result), lambda: self._keep(result, host)):
+            try:
+                step()
+            except BaseException as error:  # noqa: BLE001 - it is reported
+                warn(_LOGGER, "an error at the end of %r", self.plan.program, error=error)
+
+    def _end_here(self, result: ProgramResult) -> None:
+        """Ends the parts of the program in this process."""
+        self._deadlocks.end()
+        self._stopping.set()
+        self._handlers.join(self._timing.handlers_s)
+        self._table.clients.close(f"program {self.plan.program!r} has ended: {result.summary}")
+
+    def _keep(self, result: ProgramResult, host: Host) -> None:
+        """Removes incomplete checkpoints, names slow nodes, and writes the report of a failure."""
+        for executable in self.plan.executables:
+            if (kept := executable.checkpoints) is not None:
+                from launchpad_lite.worker.checkpoints import CheckpointStore
+
+                CheckpointStore(kept.folder, kept.keep).discard_incomplete()
+        for why, nodes in _by_summary(result.cut_short).items():
+            text = "%s: a call of %s failed while the program stopped (%s)"
+            warn(_LOGGER, text, self.plan.program, named(nodes, MAX_NAMED), why)
+        if result.killed:
+            names = ", ".join(result.killed)
+            text = "%s: ended by force: %s%s"
+            where = _places(result.killed, host.stacks())
+            warn(_LOGGER, text, self.plan.program, names, where)
+        if result.outcome is Outcome.FAILED:
+            folder = self._log_dir or make_run_folder(self.plan.program, self._options.log_dir)
+            from launchpad_lite.launching.crash import write_crash_report
+
+            write_crash_report(folder, self.plan, result, host.stacks())
+            self._crash_dir = folder
+
+    def _follow(self) -> ProgramResult:
+        host = self._host
+        terms = [
+            NodeTerms(each.name, host.host_of(each.name), each.calls, each.restart, each.liveness)
+            for each in self.plan.executables
+        ]
+        life = ProgramLife(
+            terms,
+            self._options.notice_s,
+            timing=self._timing,
+            blame_s=self._blame_s,
+            now=time.monotonic(),
+        )
+        notices = StopNotices(self.plan.program, self._options.notice_s, self._tell)
+        event: Event = Tick()
+        while True:
+            if isinstance(event, HostLost) and not life.stopping:
+                # At once, because the end of the program, or the next host of a node, may take long.
+                warn(_LOGGER, "%s", event.reason)
+            actions = life.handle(event, time.monotonic())
+            if isinstance(event, HostLost) and not life.stopping:
+                self._tell_lost(event, host)  # before its nodes are started elsewhere
+            self._note(event, life, host)
+            for action in actions:
+                if isinstance(action, Finish):
+                    self._states = dict.fromkeys(self._states, "ended")
+                    return action.result
+                self._perform(host, action)
+            if isinstance(event, HostLost) and life.stopping:
+                # After the actions, because a node that was asked to end does not fail when its calls fail.
+                self._tell_lost(event, host)
+            now = time.monotonic()
+            if life.stopping:
+                notices.begin(event, now)
+                if notices.is_due(now):
+                    notices.look(life.waited_for(), now)
+            deadlines = [each for each in (life.deadline, notices.due) if each is not None]
+            event = self._next(min(deadlines, default=math.inf) - now) or Tick()
+
+    def _perform(self, host: Host, action: NodeAction) -> None:
+        match action:
+            case RequestStop():
+                # Handlers of this process are called before any node can have ended.
+                self._stopping.set()
+                host.perform(action)
+            case Start(node, attempt):
+                self._attempts[node] = attempt
+                self._enter(node, "starting")
+                host.perform(action)
+                if keys := self._ended_for.get(node):
+                    host.perform(ServersEnded(node, keys))
+            case _:
+                host.perform(action)
+
+    def _handle_stop(self) -> None:
+        self._stopping.wait()
+        STOP_HANDLERS.call_all()
+
+    def _note(self, event: Event, life: ProgramLife, host: Host) -> None:
+        self._failed = life.failed  # first: see the order in `status`
+        match event:
+            case Constructed() if event.attempt == self._attempts[event.node]:
+                self._enter(event.node, "running" if event.runs else "serving")
+            case Ended():
+                self._note_end(event.node, life, host)
+            case HostLost():
+                for node in event.nodes:
+                    # A node that was started elsewhere meanwhile is alive.
+                    if event.attempts is None or event.attempts[node] == self._attempts[node]:
+                        self._note_end(node, life, host)
+            case _:
+                pass
+
+    def _enter(self, node: str, state: str) -> None:
+        self._states[node], self._since[node] = state, time.time()
+
+    def _note_end(self, node: str, life: ProgramLife, host: Host) -> None:
+        goes_on = life.restarts_of(node) > self._attempts[node]
+        self._enter(node, "restarting" if goes_on else "ended")
+        if goes_on:
+            delay_s = life.restart_at(node) - time.monotonic()
+            if delay_s >= _LONG_DELAY_S:
+                text = "%s: %s is restarted in %.1f s"
+                warn(_LOGGER, text, self.plan.program, node, delay_s)
+        elif not life.stopping and not life.over:
+            self._tell_ended(node, host)
+
+    def _tell_lost(self, event: HostLost, host: Host) -> None:
+        """Fails calls to a lost host at once: its connections may look alive for long."""
+        if keys := self._keys([n for n in event.nodes if host.host_of(n) == event.host]):
+            host.perform(ServersLost(keys))
+            self._table.clients.note_lost({self._table.endpoints[key] for key in keys})
+
+    def _tell_ended(self, node: str, host: Host) -> None:
+        """Fails calls to a node that has ended, which would wait forever."""
+        if keys := self._keys([node]):
+            for caller in (each.name for each in self.plan.executables if node in each.calls):
+                self._ended_for[caller] = (*self._ended_for.get(caller, ()), *keys)
+                host.perform(ServersEnded(caller, keys))
+            self._table.clients.note_ended([self._table.endpoints[key] for key in keys])
+
+    def _keys(self, nodes: Sequence[str]) -> tuple[str, ...]:
+        """Returns the address keys of nodes."""
+        servers = (each for each in self.plan.executables if each.name in nodes)
+        return tuple(address.key for each in servers for address in each.addresses)
+
+
+def _by_summary(failures: Sequence[NodeFailure]) -> dict[str, list[str]]:
+    """Returns the names of nodes by how they failed."""
+    found: dict[str, list[str]] = {}
+    for each in failures:
+        found.setdefault(each.summary, []).append(each.node)
+    return found
+
+
+def _places(nodes: Sequence[str], stacks: Mapping[str, str]) -> str:
+    """Returns the stacks of nodes, as text for people."""
+    known = [node for node in nodes if stacks.get(node)]
+    parts = [f"{node} was here:\n\n{indented(stacks[node])}" for node in known[:_MAX_PLACES]]
+    if more := known[_MAX_PLACES:]:
+        parts.append(f"Not shown: {', '.join(more)}")
+    return "".join(f"\n\n{part}" for part in parts)

@@ -1,0 +1,182 @@
+"""`python -m launchpad_lite.launch status | logs | stop | stack | why`: commands for running programs."""
+
+import datetime as dt
+import sys
+import textwrap
+import time
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+import courier
+from launchpad_lite.errors import LaunchError
+from launchpad_lite.launching import RunningProgram
+from launchpad_lite.launching.registry import Inspector, RegistryEntry, running_programs
+from launchpad_lite.launching.status_table import render_status, text_table
+from launchpad_lite.parts.escapes import shown
+from launchpad_lite.parts.log_file import FollowedLogs, folder_of_runs
+
+COMMANDS = ("status", "logs", "stop", "stack", "why")
+#: Seconds in which an attached program notices that it has ended already.
+_LOOK_S = 1.0
+#: Seconds between two reads of followed logs.
+_FOLLOW_S = 0.2
+
+
+def ask_attached(
+    command: str, running: RunningProgram, nodes: Sequence[str], *, follow: bool
+) -> None:
+    """Runs a command for a program that continues without the process that launched it.
+
+    Args:
+        command: One of `COMMANDS`.
+        running: The program.
+        nodes: As for `ask_listed`.
+        follow: As for `ask_listed`.
+
+    Raises:
+        LaunchError: It cannot be done.
+    """
+    _ask(command, Inspector(running, _LOOK_S), running.log_dir, nodes, follow=follow)
+
+
+def ask_listed(command: str, words: Sequence[str], *, follow: bool) -> None:
+    """Runs a command for a running program of this user.
+
+    Args:
+        command: One of `COMMANDS`; `status` without words lists all programs.
+        words: The program (its name, or the number of the process that launched it; by default the
+            newest), then nodes (`label` or `label[replica]`; by default all).
+        follow: Whether `logs` continues until the program ends.
+
+    Raises:
+        LaunchError: There is no such program or node, or it does not answer.
+    """
+    entries, passed_over = running_programs()
+    if command == "status" and not words:
+        print(shown(render_runs(entries)))  # noqa: T201 - what a command line is for
+        if passed_over:
+            text = f"passed over {len(passed_over)}: {passed_over[0]}"
+            print(shown(text), file=sys.stderr)  # noqa: T201
+        if len(entries) != 1:
+            return
+        print()  # noqa: T201
+    if not entries:
+        logs = (
+            f". Logs of programs that have ended: {folder_of_runs()}" if command == "logs" else ""
+        )
+        raise LaunchError(
+            "no program of this user runs on this machine. For one that outlives its launcher, name "
+            f"that: --launcher=slurm{logs}"
+        )
+    entry, nodes = _choose(entries, words)
+    where = f"{entry.program!r} of process {entry.pid}"
+    try:
+        with entry.inspector() as inspector:
+            log_dir = None if entry.log_dir is None else Path(entry.log_dir)
+            _ask(command, inspector, log_dir, nodes, follow=follow)
+    except courier.ServerGoneError as error:
+        if command not in ("stop", "logs"):
+            raise LaunchError(f"{where} has ended meanwhile") from error
+        print(f"{entry.program}: has ended")  # noqa: T201
+    except courier.CourierError as error:
+        raise LaunchError(f"{where} does not answer: {error}") from error
+
+
+def _choose(
+    entries: Sequence[RegistryEntry], words: Sequence[str]
+) -> tuple[RegistryEntry, Sequence[str]]:
+    """Returns the chosen program and nodes."""
+    if words:
+        for entry in entries:
+            if words[0] in (entry.program, str(entry.pid)):
+                return entry, words[1:]
+    return entries[0], words
+
+
+def _ask(
+    command: str,
+    inspector: Inspector,
+    log_dir: Path | None,
+    nodes: Sequence[str],
+    *,
+    follow: bool,
+) -> None:
+    if command == "stop" and not nodes:
+        # First: after a query of a run that has ended, it cannot be removed any more.
+        print(shown(inspector.stop()))  # noqa: T201
+        return
+    title, known = inspector.status()
+    chosen = _matching([each.name for each in known], nodes, title)
+    if command == "status":
+        print(shown(title))  # noqa: T201
+        print(shown(render_status([each for each in known if each.name in chosen])))  # noqa: T201
+        if log_dir is not None:
+            print(f"logs: {log_dir}")  # noqa: T201
+    elif command in ("stop", "why") and nodes:
+        does = "ends" if command == "stop" else "looks at"
+        raise LaunchError(
+            f"{title}; `{command}` {does} whole programs, not nodes: {', '.join(nodes)}"
+        )
+    elif command == "why":
+        print(shown(inspector.why()))  # noqa: T201
+    elif command == "stack":
+        for node, text in inspector.stacks().items():
+            if not nodes or node in chosen:
+                print(shown(f"{node}\n{textwrap.indent(text, '  ')}\n"))  # noqa: T201
+    else:
+        lines = _followed(inspector, log_dir) if follow else inspector.output()
+        is_empty = True
+        for node, line in lines:
+            is_empty = False
+            if not nodes or node in chosen:
+                text = line.decode(errors="replace").rstrip("\r\n")
+                print(shown(f"[{node}] {text}"), flush=True)  # noqa: T201
+        if is_empty and log_dir is None:
+            raise LaunchError(
+                "what its nodes print is not kept: it is in the output of the process that launched it"
+            )
+
+
+def _matching(known: Sequence[str], wanted: Sequence[str], title: str) -> Collection[str]:
+    """Returns nodes by label, or by label and replica; all if none is named."""
+    chosen: set[str] = set()
+    for word in wanted:
+        found = [name for name in known if word in (name, name.rpartition("[")[0])]
+        if not found:
+            raise LaunchError(
+                f"{title}; there is no program or node {word!r}. Nodes: {', '.join(known)}"
+            )
+        chosen.update(found)
+    return chosen or known
+
+
+def _followed(inspector: Inspector, log_dir: Path | None) -> Iterator[tuple[str, bytes]]:
+    """Yields the output of nodes, line by line, until the program ends."""
+    if log_dir is None:
+        yield from inspector.follow()
+        return
+    logs = FollowedLogs(log_dir)
+    begun: dict[str, bytes] = {}
+    has_ended = False
+    while True:
+        for node, data in logs.read(is_last=has_ended):
+            *lines, begun[node] = (begun.get(node, b"") + data).split(b"\n")
+            yield from ((node, line) for line in lines)
+        if has_ended:
+            yield from ((node, line) for node, line in begun.items() if line)
+            return
+        try:
+            has_ended = inspector.join(_FOLLOW_S)
+        except courier.ServerGoneError:
+            has_ended = True
+
+
+def render_runs(entries: Sequence[RegistryEntry]) -> str:
+    """Returns a table of running programs."""
+    if not entries:
+        return "no program of this user runs on this machine"
+    rows: list[Sequence[object]] = [("program", "launcher", "pid", "running for", "nodes", "logs")]
+    for each in entries:
+        age = dt.timedelta(seconds=max(0, int(time.time() - each.started_at)))
+        rows.append((each.program, each.launcher, each.pid, age, each.nodes, each.log_dir or None))
+    return text_table(rows)

@@ -1,0 +1,1 @@
+"""Programs, as users describe them, and the arguments of nodes."""

@@ -1,0 +1,69 @@
+"""Reports of failed programs: a folder to read, or to send with a bug report."""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from launchpad_lite._version import __version__
+from launchpad_lite.life.result import ProgramResult, description, gathered
+from launchpad_lite.parts.private_files import make_own_folder, open_private
+from launchpad_lite.planning.plan import LaunchPlan
+
+
+def write_crash_report(
+    folder: Path, plan: LaunchPlan, result: ProgramResult, stacks: Mapping[str, str]
+) -> None:
+    """Writes the reports of a failure: `report.txt`, `plan.txt`, `versions.txt`, `stacks/`.
+
+    Args:
+        folder: The folder; made if it is missing, for this user only.
+        plan: The launched plan.
+        result: How it ended.
+        stacks: The stacks of the threads of each node when the program failed, by name.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    make_own_folder(folder / "stacks")
+    for old in (folder / "stacks").glob("*.txt"):
+        old.unlink()  # of an earlier run, whose nodes may have been others
+    files = {
+        "report": _report(result),
+        "plan": f"{plan}\nseed: {plan.seed}\n",
+        "versions": _versions(),
+    }
+    files.update({f"stacks/{node}": text for node, text in stacks.items()})
+    for name, text in files.items():
+        descriptor = open_private(folder / f"{name}.txt", is_new=True)
+        # Messages may contain names of files that are not UTF-8.
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+
+
+def _report(result: ProgramResult) -> str:
+    parts = [description(alike) for alike in gathered(result.failures)]
+    if result.restarts:
+        parts.append("\n".join(["Restarts:", *(each.describe() for each in result.restarts)]))
+    if result.killed:
+        parts.append(f"Ended by force after the notice: {', '.join(result.killed)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _versions() -> str:
+    lines = [
+        f"launchpad-lite {__version__}",
+        f"Python {sys.version}",
+        f"{platform.platform()}",
+        f"arguments: {sys.argv}",
+        "",
+    ]
+    packages = set[str]()
+    for distribution in importlib.metadata.distributions():
+        # One broken package must not hide the others.
+        with contextlib.suppress(Exception):
+            packages.add(f"{distribution.metadata['Name']} {distribution.version}")
+    return "\n".join([*lines, *sorted(packages, key=str.lower)]) + "\n"

@@ -1,0 +1,410 @@
+"""`plan` and `launch`: from a program to a running one."""
+
+import inspect
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from launchpad_lite.errors import LaunchError, ProgramError
+from launchpad_lite.graph.program import Program
+from launchpad_lite.launching import (
+    Launcher,
+    LaunchOptions,
+    RunningProgram,
+    get_launcher,
+    load_launcher,
+    options_of,
+)
+from launchpad_lite.life.result import advice_on
+from launchpad_lite.parts.arguments import convert, kinds_of, one_of
+from launchpad_lite.parts.settings import did_you_mean, nearest
+from launchpad_lite.planning.plan import (
+    CheckpointsChoice,
+    LaunchPlan,
+    LaunchSettings,
+    LivenessChoice,
+    ProcessesByGroup,
+    ResourcesByGroup,
+    RestartChoice,
+    make_plan,
+)
+from launchpad_lite.process.exit import report_at_exit
+from launchpad_lite.process.flags import (
+    CHECKPOINT_PERIOD_SECS,
+    CHECKPOINTS,
+    HOSTS,
+    LAUNCHER_OPTION,
+    LOG_DIR,
+    RESTART,
+    SEED,
+    TERMINATION_NOTICE_SECS,
+    chosen_launcher,
+    chosen_restart,
+    given_or_flag,
+    launcher_flag,
+    parse_script_arguments,
+)
+from launchpad_lite.process.interrupts import is_interactive
+from launchpad_lite.process.script import carry_by_value, importer
+from launchpad_lite.process.signal_waker import SIGNAL_WAKER
+from launchpad_lite.worker.checkpoints import Checkpoints
+
+_FLAG = f"--{LAUNCHER_OPTION.name}"
+
+LauncherChoice = str | Launcher | None
+
+
+def plan(
+    program: Program,
+    launcher: LauncherChoice = None,
+    resources: ResourcesByGroup | None = None,
+    *,
+    restart: RestartChoice = None,
+    liveness: LivenessChoice = None,
+    checkpoints: CheckpointsChoice = None,
+    processes: ProcessesByGroup | None = None,
+    seed: int | None = None,
+    **launcher_options: Any,
+) -> LaunchPlan:
+    """Returns the plan: what `launch` would start, and where; starts nothing.
+
+    Args:
+        program: What to run.
+        launcher: As for `launch`.
+        resources: As for `launch`.
+        restart: As for `launch`.
+        liveness: As for `launch`.
+        checkpoints: As for `launch`.
+        processes: As for `launch`.
+        seed: As for `launch`.
+        **launcher_options: As for `launch`.
+
+    Raises:
+        ProgramError: The program has mistakes; all are listed.
+        UnknownLauncherError: No such launcher is installed.
+
+    Example:
+        print(lp.plan(program, resources={"learner": {"gpu": 1}}))
+    """
+    chosen = find_launcher(launcher, launcher_options)
+    settings = _settings(resources, restart, liveness, checkpoints, processes, seed)
+    return make_plan(program, chosen, settings)
+
+
+def launch(
+    programs: Program | Sequence[Program],
+    launcher: LauncherChoice | ResourcesByGroup = None,
+    resources: ResourcesByGroup | None = None,
+    *,
+    launch_type: LauncherChoice = None,
+    restart: RestartChoice = None,
+    liveness: LivenessChoice = None,
+    checkpoints: CheckpointsChoice = None,
+    processes: ProcessesByGroup | None = None,
+    local_resources: ProcessesByGroup | None = None,
+    seed: int | None = None,
+    notice_s: float | None = None,
+    log_dir: str | os.PathLike[str] | None = None,
+    log_limit_mib: float = 100.0,
+    **launcher_options: Any,
+) -> RunningProgram:
+    """Starts a program and returns at once; `wait()` on the result waits for its end.
+
+    A script may simply end after launch: the interpreter waits for the program, and its exit code
+    tells how the program ended. SIGINT, SIGTERM and SIGHUP (the terminal is gone) stop the program
+    in order, a second SIGINT at once, if the main thread launches; other threads may launch as well.
+
+    Args:
+        programs: What to run; a list of one program is fine too.
+        launcher: Name of a launcher, or a launcher. By default as `--launcher` or
+            `--lp_launch_type` on the command line say, else `local_mp`.
+        resources: The needs of each node of a group: `lp.Resources` or dicts like `{"cpu": 2,
+            "ram": 2, "gpu": 1}`, by group (`"actor"`) or single node (`"actor[3]"`). May also stand
+            in place of `launcher`.
+        launch_type: Another name for `launcher`.
+        restart: When nodes that end are restarted: `"never"` (the default), `"on_failure"`,
+            `"always"` or an `lp.RestartPolicy`, for all nodes or as a dict by group (`"actor"`)
+            and single node (`"actor[3]"`). By default what `--lp_restart` says.
+        liveness: How nodes show that they are not hung: an `lp.Liveness`, for all nodes or as a
+            dict by group and single node.
+        checkpoints: Where the state of nodes is kept, if their objects have `save(folder)` and
+            `restore(folder)`: a folder or an `lp.Checkpoints`, for all nodes or as a dict by group
+            and single node. By default what `--lp_checkpoints` says.
+        processes: Options of the processes of nodes: `lp.PythonProcess`, or dicts like `{"env":
+            {"OMP_NUM_THREADS": "1"}}`, by group or single node.
+        local_resources: Another name for `processes`, the original's.
+        seed: Of the program, from which each node gets its own (`lp.current_node().seed`). By default
+            what `--lp_seed` says, or a random one: `running.plan.seed`.
+        notice_s: Seconds nodes have to end after they were asked; by default what
+            `--lp_termination_notice_secs` says. 0 ends them by force at once, below 0 never.
+        log_dir: Folder for the output of the nodes; by default what `--lp_log_dir` says.
+        log_limit_mib: MiB that are kept of the log of each node: its beginning and its end.
+            `math.inf` keeps all.
+        **launcher_options: Arguments of the launcher's class.
+
+    Raises:
+        ProgramError: The program has mistakes; all are listed and nothing was started.
+        UnknownLauncherError: No such launcher is installed.
+        LaunchError: It could not be started; nothing of it is left. Or the script that launches is
+            only imported: by a node, a child of `multiprocessing`, or a command such as `plan`.
+        TypeError: The launcher does not take such options, or two names of one argument are given.
+        ValueError: An option has a value that cannot be.
+
+    Example:
+        running = lp.launch(program, restart={"actor": "on_failure"}, checkpoints="/data/run7")
+        result = running.wait()
+    """
+    _refuse_to_launch_again()
+    _occupy_standard_descriptors()
+    carry_by_value()
+    if isinstance(launcher, Mapping):  # Listing 1 of the paper: launch(program, resources)
+        if resources is not None:
+            raise TypeError(
+                "resources= are given by name and as the second argument; once is enough"
+            )
+        resources = launcher
+        launcher = None
+    program = _one_program(programs)
+    choice: LauncherChoice = one_of("launcher", launcher, "launch_type", launch_type)
+    chosen = find_launcher(choice, launcher_options)
+    processes = one_of("processes", processes, "local_resources", local_resources)
+    settings = _settings(resources, restart, liveness, checkpoints, processes, seed)
+    ready = make_plan(program, chosen, settings)
+    folder = given_or_flag("log_dir", log_dir, LOG_DIR, LOG_DIR.value)
+    notice = TERMINATION_NOTICE_SECS
+    options = LaunchOptions(
+        given_or_flag("notice_s", notice_s, notice, notice.value),
+        Path(folder) if folder else None,
+        log_limit_mib=log_limit_mib,
+    )
+    try:
+        running = chosen.start(ready, options)
+    except RuntimeError as error:
+        if not (advice := advice_on(error)):
+            raise
+        raise LaunchError(f"program {ready.program!r}: {error}{advice}") from error
+    try:
+        SIGNALS.watch(running)
+        program.note_run(running)
+        from launchpad_lite.launching.registry import publish  # loaded while the nodes come up
+
+        publish(running, chosen.name, SIGNALS.unlist)
+        report_at_exit(running)
+    except BaseException:  # a Ctrl-C before signals were watched
+        running.kill()
+        SIGNALS.unlist(running)
+        raise
+    return running
+
+
+def _occupy_standard_descriptors() -> None:
+    """Opens those of 0, 1 and 2 that are closed, as a service may have them.
+
+    Otherwise files or sockets of ours would get these numbers, and prints would write to them.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
+def _refuse_to_launch_again() -> None:
+    if (who := importer()) is not None:
+        caller = sys._getframe(2)
+        raise LaunchError(
+            f"{caller.f_code.co_filename}:{caller.f_lineno}: the script is imported by {who}, which needs "
+            "only what it defines; it cannot launch the program once more. Put lp.launch, and what else "
+            "is to happen once, below: "
+            'if __name__ == "__main__":'
+        )
+
+
+def _one_program(programs: Program | Sequence[Program]) -> Program:
+    if isinstance(programs, Program):
+        return programs
+    match programs:
+        case [Program() as program]:
+            return program
+        case _:
+            raise ProgramError("launch", [f"launch takes one lp.Program, not {programs!r}"])
+
+
+def _settings(
+    resources: ResourcesByGroup | None,
+    restart: RestartChoice,
+    liveness: LivenessChoice,
+    checkpoints: CheckpointsChoice,
+    processes: ProcessesByGroup | None,
+    seed: int | None,
+) -> LaunchSettings:
+    """Fills in options of the command line that the call does not give."""
+    folder, period_s = CHECKPOINTS.value, CHECKPOINT_PERIOD_SECS.value or None
+    kept = Checkpoints(folder, period_s) if folder else None
+    if CHECKPOINT_PERIOD_SECS.present and kept is None:
+        name = CHECKPOINT_PERIOD_SECS.name
+        raise LaunchError(
+            f"--{name} is the period of --{CHECKPOINTS.name}=FOLDER, which is missing"
+        )
+    return LaunchSettings(
+        resources,
+        given_or_flag("restart", restart, RESTART, chosen_restart()),
+        liveness,
+        given_or_flag("checkpoints", checkpoints, CHECKPOINTS, kept),
+        processes,
+        given_or_flag("seed", seed, SEED, SEED.value),
+    )
+
+
+def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launcher:
+    """Returns a launcher, with the options and hosts that the command line gives.
+
+    Args:
+        choice: As for `launch`.
+        options: Arguments of its class.
+
+    Raises:
+        UnknownLauncherError: No such launcher is installed.
+        LaunchError: The hosts or options on the command line are malformed, or it takes none.
+        TypeError: It does not take such options, or was made already.
+        ValueError: An option has a value that cannot be.
+    """
+    parse_script_arguments()
+    named = choice.name if isinstance(choice, Launcher) else choice or None
+    name = given_or_flag("launcher", named, launcher_flag(), chosen_launcher())
+    if isinstance(choice, Launcher):
+        if options:
+            raise TypeError(
+                f"{', '.join(f'{option}=' for option in options)}: options are for launchers that are "
+                f"named; give them to {type(choice).__name__}(...) when you make it"
+            )
+        if given := LAUNCHER_OPTION.value:
+            raise LaunchError(
+                f"{_FLAG}={given[0]}: options are for launchers that are named, and the script passes "
+                f"{type(choice).__name__}(...), made already"
+            )
+        return choice
+    _check_options(name, options)
+    options = _with_options_of_flag(name, options)
+    hosts = HOSTS.value
+    if hosts is None or "hosts" in options:
+        return get_launcher(name, options)
+    try:
+        return get_launcher(name, {"hosts": hosts, **options})
+    except TypeError as error:
+        raise LaunchError(f"--hosts={hosts}: the launcher {name!r} takes no hosts") from error
+    except ValueError as error:
+        raise LaunchError(f"--launcher={name}: {error}") from error
+
+
+def _with_options_of_flag(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Fills in the options of a launcher that a flag gives where the call does not."""
+    filled = dict(options)
+    for given in LAUNCHER_OPTION.value:
+        option, _, text = given.partition("=")
+        option = option.replace("-", "_")
+        known = options_of(name)
+        if option not in known:
+            raise LaunchError(
+                f"{_FLAG}={given}: unknown option {option!r}{did_you_mean(option, known)}; "
+                f"the launcher {name!r} takes {', '.join(known) or 'none'}"
+            )
+        try:
+            value = convert(text, kinds_of(load_launcher(name), option))
+        except ValueError as error:
+            raise LaunchError(f"{_FLAG}={given}: {error}") from None
+        filled[option] = given_or_flag(
+            option, options.get(option), LAUNCHER_OPTION, value, shown=given
+        )
+    return filled
+
+
+def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raises the error of options that neither `launch` nor the launcher takes."""
+    if not options:
+        return
+    taken = options_of(name)
+    if any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+        return
+    ours = [each for each in inspect.signature(launch).parameters if each != "launcher_options"]
+    for option in options:
+        if option not in taken and option != "timing":
+            near = nearest(option, [*ours, *taken])
+            raise TypeError(
+                f"unknown option {option}="
+                + (f" (did you mean {near}=?)" if near else "")
+                + f". launch takes {', '.join(ours)}; the launcher {name!r} "
+                + (f"takes {', '.join(taken)}" if taken else "takes no others")
+            )
+
+
+class _LaunchSignals:
+    """SIGINT, SIGTERM and SIGHUP stop what runs. Handlers are set in the main thread only."""
+
+    def __init__(self) -> None:
+        self._running: list[weakref.ref[RunningProgram]] = []
+        #: Programs that other shells can find, as numbers; signals that end the process without them.
+        self._listed: set[int] = set()
+        self._late: set[int] = set()
+        self._previous: dict[int, Any] = {}
+
+    def watch(self, running: RunningProgram) -> None:
+        """Makes signals stop a program, if this is the main thread of a script.
+
+        At a prompt, Ctrl-C interrupts the last input; it stops a program only in `wait`.
+        """
+        SIGNAL_WAKER.install()
+        if threading.current_thread() is not threading.main_thread() or is_interactive():
+            return
+        self._running = [ref for ref in self._running if _is_running(ref())]
+        self._running.append(weakref.ref(running))
+        self._listed.add(id(running))
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            current = signal.getsignal(signum)
+            # A script that ignores the end of the terminal, as under nohup, goes on without it.
+            stays = signum == signal.SIGHUP and current == signal.SIG_IGN
+            if current not in (self._on_signal, None) and not stays:
+                self._previous[signum] = signal.signal(signum, self._on_signal)
+
+    def unlist(self, running: RunningProgram) -> None:
+        """Sends this process signals again that came while an ended program was still listed."""
+        self._listed.discard(id(running))
+        for signum in list(self._late):
+            self._late.discard(signum)
+            signal.pthread_kill(threading.main_thread().ident or 0, signum)
+
+    def is_handler(self, handler: object) -> bool:
+        """Returns whether a handler of a signal is ours, which stays after the last program."""
+        return handler == self._on_signal
+
+    def stop(self, signum: int) -> bool:
+        """Makes a signal stop running programs; returns whether there are any."""
+        alive = [program for ref in self._running if (program := ref()) and _is_running(program)]
+        for program in alive:
+            program.handle_signal(signum)
+        return bool(alive)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if not self.stop(signum):
+            self._pass_on(signum, frame)
+
+    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
+        previous = self._previous.get(signum)
+        if callable(previous):
+            previous(signum, frame)
+        elif previous == signal.SIG_DFL:
+            self._late.add(signum)  # first: it may be unlisted at any moment
+            if not self._listed:
+                signal.signal(signum, signal.SIG_DFL)
+                signal.raise_signal(signum)
+
+
+def _is_running(program: RunningProgram | None) -> bool:
+    return program is not None and program.result is None
+
+
+SIGNALS = _LaunchSignals()

@@ -1,0 +1,1 @@
+"""The life of a program: messages, decisions, results. Without I/O."""

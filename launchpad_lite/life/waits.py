@@ -1,0 +1,211 @@
+"""Who waits for whom in a program, deduced from what its threads do. Asks and starts nothing."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from launchpad_lite.life.events import IN_LIBRARY, Looked, ThreadActivity
+from launchpad_lite.life.result import named
+
+#: How the text of a deadlock begins.
+DEADLOCK = "deadlock: "
+#: Nodes, chains and causes to name; more are counted.
+_MOST = 10
+
+
+@dataclass
+class ServingNode:
+    """A node as others call it.
+
+    Attributes:
+        state: As in `NodeStatus`.
+        servers: Names and addresses of its servers.
+        pid: Its process, if that is known.
+        look: What its threads do; None: it does not answer.
+    """
+
+    state: str
+    servers: Sequence[str]
+    pid: int | None
+    look: Looked | None
+
+
+@dataclass(eq=False)
+class _Actor:
+    """A thread or a task of a node, and which of them it waits for: any one of `targets` would do."""
+
+    node: str
+    does: ThreadActivity
+    targets: "list[_Actor]" = field(default_factory=list)
+    #: Why it waits, if it is for no actor.
+    cause: str = ""
+    #: Whether it waits behind what `targets` do, because they take all threads of the server.
+    is_queued: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.node}.{self.does.runs}"
+
+    @property
+    def doing(self) -> str:
+        return f"{'computes' if self.does.computes else 'waits'} ({self.does.place})"
+
+
+def explain(nodes: Mapping[str, ServingNode]) -> str:
+    """Returns why a program does not go on: first what waits in a circle, then what others wait for.
+
+    A call that no handler of its server answers yet counts as moving, unless all threads of the
+    server answer others: so no deadlock is told that is none, if the look at all nodes is of one
+    moment.
+
+    Args:
+        nodes: All nodes of the program, by name.
+    """
+    actors = _actors(nodes)
+    parts = [*_deadlocks(actors), *_causes(actors)]
+    silent = [name for name, node in nodes.items() if node.look is None]
+    for name in silent[:_MOST]:
+        if not any(f" {name}, which" in each for each in parts):
+            parts.append(f"{name} {silence(nodes[name].state)}")
+    return "\n".join(parts) or _idle(actors)
+
+
+def silence(state: str) -> str:
+    """Returns why a node in this state does not tell what its threads do."""
+    if state in ("running", "serving"):
+        return (
+            "does not answer: it was stopped, its host is busy, or it runs code that holds the GIL"
+        )
+    return f"is {state}"
+
+
+def _actors(nodes: Mapping[str, ServingNode]) -> list[_Actor]:
+    actors = [
+        _Actor(name, each)
+        for name, node in nodes.items()
+        if node.look is not None
+        for each in node.look.threads
+    ]
+    owners = {server: name for name, node in nodes.items() for server in node.servers}
+    serving: dict[str, list[_Actor]] = {}
+    own: dict[str, list[_Actor]] = {}
+    for each in actors:
+        (serving if each.does.peer else own).setdefault(each.node, []).append(each)
+    calls: dict[tuple[int | None, str, str], list[_Actor]] = {}
+    # A node's own code first: most calls that it answers came later.
+    for each in sorted(actors, key=lambda each: each.does.peer != ""):
+        does = each.does
+        if not does.server:
+            continue
+        if (owner := owners.get(does.server)) is None:
+            each.cause = f"{does.server}, which is no node of this program"
+        elif nodes[owner].look is None:
+            each.cause = f"{owner}, which {silence(nodes[owner].state)}"
+        elif not does.method:  # for the node, not for an answer
+            each.targets = own.get(owner, [])
+        else:
+            calls.setdefault((nodes[each.node].pid, owner, does.method), []).append(each)
+    for (pid, owner, method), callers in calls.items():
+        others = serving.get(owner, [])
+        handlers = [
+            each
+            for each in others
+            if each.does.runs == method and _may_come_from(each.does.peer, pid)
+        ] or [each for each in own.get(owner, []) if each.does.runs == method]  # a generator, say
+        look = nodes[owner].look
+        is_full = look is not None and look.is_full
+        for index, each in enumerate(callers):
+            each.is_queued = is_full and index >= len(handlers)
+            if is_full or len(callers) <= len(handlers):
+                each.targets = [x for x in handlers if x is not each] or handlers or others
+            elif nodes[owner].state == "starting":  # it serves when its constructor has returned
+                each.targets = own.get(owner, [])
+    return actors
+
+
+def _may_come_from(peer: str, pid: int | None) -> bool:
+    here = (f"process {pid} ", f"process {pid},")
+    return pid is None or not peer.startswith("process ") or peer.startswith(here)
+
+
+def _distances(actors: Sequence[_Actor], *, limits: bool) -> dict[_Actor, int]:
+    """Returns of each actor that may go on how many others must go on before it can.
+
+    With `limits`, one whose wait ends after some time may go on.
+    """
+    found = {each: 0 for each in actors if not each.targets or (each.does.is_limited and limits)}
+    for distance in range(1, len(actors)):
+        more = [
+            each
+            for each in actors
+            if each not in found and not found.keys().isdisjoint(each.targets)
+        ]
+        if not more:
+            break
+        found |= dict.fromkeys(more, distance)
+    return found
+
+
+def _deadlocks(actors: Sequence[_Actor]) -> Iterator[str]:
+    moving = _distances(actors, limits=True)
+    told: set[_Actor] = set()
+    for start in actors:
+        if start in moving or start in told:
+            continue
+        path = [start]
+        while (following := path[-1].targets[0]) not in path:
+            path.append(following)
+        circle = path[path.index(following) :]
+        if told.isdisjoint(circle):
+            steps = " → ".join(each.label for each in [*circle, circle[0]])
+            lines = "".join(f"\n  {_step(each)}" for each in circle)
+            yield f"{DEADLOCK}{steps}{lines}"
+        told.update(path)
+
+
+def _step(actor: _Actor) -> str:
+    does = actor.does
+    behind = ""
+    if actor.is_queued:
+        others = named(sorted({each.does.runs for each in actor.targets}), _MOST)
+        behind = f", which waits for a thread: all run {others}"
+    server = f"{does.server}: {does.method}" if does.method else does.server
+    return f"{actor.label} waits for {server}{behind} ({does.place})"
+
+
+def _causes(actors: Sequence[_Actor]) -> Iterator[str]:
+    """Yields what ends chains of calls: that for which most wait first, and the library's own last."""
+    distances = _distances(actors, limits=False)
+    waiting: dict[str, list[_Actor]] = {}
+    for start in actors:
+        if start.does.server and (start in distances or start.does.is_limited):
+            end = start
+            while end.targets and end in distances:
+                end = min(
+                    (each for each in end.targets if each in distances), key=distances.__getitem__
+                )
+            waiting.setdefault(_ending(end), []).append(start)
+    ranked = sorted(
+        waiting.items(),
+        key=lambda each: (all(x.does.place == IN_LIBRARY for x in each[1]), -len(each[1])),
+    )
+    for text, starts in ranked[:_MOST]:
+        waiters = sorted({each.label for each in starts})
+        yield f"{named(waiters, 3)} wait{'s' * (len(waiters) == 1)} for {text}"
+
+
+def _ending(actor: _Actor) -> str:
+    does = actor.does
+    if actor.cause:
+        return actor.cause
+    if does.server and not does.method:
+        return f"{does.server} ({does.place})"
+    if does.server:
+        wait = "for some time at most" if actor.targets else "not begun yet or answered later"
+        return f"{does.server}: {does.method}, {wait} ({does.place})"
+    return f"{actor.label}, which {actor.doing}"
+
+
+def _idle(actors: Sequence[_Actor]) -> str:
+    lines = [f"{each.label} {each.doing}" for each in actors]
+    more = f"\nand {len(lines) - _MOST} more" if len(lines) > _MOST else ""
+    return "\n".join(["no node waits in a call of another", *lines[:_MOST]]) + more

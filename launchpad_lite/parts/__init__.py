@@ -1,0 +1,1 @@
+"""Parts that all other folders use, and that do not know programs."""

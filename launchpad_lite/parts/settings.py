@@ -1,0 +1,44 @@
+"""Settings as users write them: an object, or a dict of its fields."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def checked_fields(
+    kind: type, given: object, expected: str, *, called: str = "setting"
+) -> dict[str, Any]:
+    """Returns the fields of a dataclass that a dict gives.
+
+    Args:
+        kind: The dataclass.
+        given: The user's value.
+        expected: Allowed types besides a dict; for messages.
+        called: The kind of a field; for messages.
+
+    Raises:
+        TypeError: It is no mapping.
+        ValueError: A name is unknown.
+    """
+    if not isinstance(given, Mapping):
+        raise TypeError(f"expected {expected} or a dict, got {given!r}")
+    known = [field.name for field in dataclasses.fields(kind)]
+    if unknown := sorted(set(given) - set(known), key=repr):
+        meant = did_you_mean(unknown[0], known)
+        raise ValueError(f"unknown {called} {unknown[0]!r}{meant}; known are {', '.join(known)}")
+    return dict(given)
+
+
+def nearest(name: object, known: Iterable[str]) -> str | None:
+    """Returns the most similar name; None if none is similar."""
+    import difflib
+
+    alike = {each.replace("-", "_"): each for each in known}
+    found = difflib.get_close_matches(str(name).replace("-", "_"), alike, 1, 0.75)
+    return alike[found[0]] if found else None
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Returns the question for messages, with a space before it; empty if no name is similar."""
+    near = nearest(name, known)
+    return "" if near is None else f" (did you mean {near!r}?)"

@@ -1,0 +1,1 @@
+"""Plans: makes the executables of a program, which launchers start."""

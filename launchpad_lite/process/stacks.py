@@ -1,0 +1,178 @@
+"""Stacks of threads as text: user code first, without our own frames."""
+
+import contextlib
+import gc
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from types import CoroutineType, FrameType
+from typing import Any
+
+from courier.lowlevel import AwaitedCall, awaited_call
+from launchpad_lite.life.result import named
+
+_ROOT = str(Path(__file__).parents[2]) + "/"
+_OURS = tuple(f"{_ROOT}{package}/" for package in ("launchpad_lite", "courier", "launchers"))
+_STANDARD = str(Path(os.__file__).parent) + "/"
+#: Threads at the same place to name; more are counted.
+_MAX_NAMED = 3
+#: Frames and their lines, the innermost last.
+Stack = list[tuple[FrameType, int]]
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+_looking = threading.RLock()
+#: Whether the garbage collector is off because of that.
+_rests = False
+#: Of the block that looks at them now.
+_frames: dict[int, FrameType] | None = None
+
+
+@contextlib.contextmanager
+def frames_of_threads() -> Iterator[dict[int, FrameType]]:
+    """Gives the frame of each thread of this process, by its ident. Use them in the block only.
+
+    A block inside another gets the same frames. The garbage collector is off meanwhile. CPython
+    3.11 may collect when it makes the object of a frame, for `f_back` too. If code of a destructor
+    then lets another thread run, it crashes or hangs (python/cpython#106883).
+    """
+    global _rests, _frames
+    with _looking:
+        if _frames is not None:
+            yield _frames
+            return
+        _rests = gc.isenabled()
+        gc.disable()
+        try:
+            _frames = sys._current_frames()
+            yield _frames
+        finally:
+            _frames = None
+            _end_rest()
+
+
+def _end_rest() -> None:
+    global _rests
+    if _rests:
+        _rests = False
+        gc.enable()
+
+
+def _survive_fork() -> None:
+    global _looking, _frames
+    _looking, _frames = threading.RLock(), None  # its owner is not in the child
+    _end_rest()
+
+
+os.register_at_fork(after_in_child=_survive_fork)
+
+
+def describe_threads(idents: Collection[int] | None = None) -> str:
+    """Returns the stacks of threads of this process, and of the tasks of their event loops.
+
+    Args:
+        idents: Of the threads; None: of all but the calling one.
+    """
+    return _describe((name, stack) for _, name, stack in walk_threads(idents))
+
+
+def walk_threads(idents: Collection[int] | None) -> Iterator[tuple[int | None, str, Stack]]:
+    """Yields the ident, name and stack of each thread, and after it None, name and stack of its tasks.
+
+    Use a stack before the next one is taken.
+
+    Args:
+        idents: As for `describe_threads`.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    with frames_of_threads() as frames:
+        chosen = frames.keys() - {threading.get_ident()} if idents is None else idents
+        for ident, frame in frames.items():
+            if ident in chosen:
+                stack = [*traceback.walk_stack(frame)][::-1]
+                yield ident, names.get(ident, f"thread {ident}"), stack
+                for name, stack_of_task in _tasks_below(stack):
+                    yield None, name, stack_of_task
+
+
+def _tasks_below(stack: Stack) -> Iterator[tuple[str, Stack]]:
+    """Yields the tasks that wait in the event loop that a thread runs, if it runs one."""
+    if "asyncio" not in sys.modules:
+        return
+    import asyncio  # slow to import, and loaded if there is a loop
+
+    runs = asyncio.BaseEventLoop.run_forever.__code__
+    for loop in [frame.f_locals["self"] for frame, _ in stack if frame.f_code is runs]:
+        for task in sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name()):
+            coroutine = task.get_coro()
+            if not (type(coroutine) is CoroutineType and coroutine.cr_running):
+                yield task.get_name(), [*_awaited(coroutine)]
+
+
+def _awaited(coroutine: Any) -> Iterator[tuple[FrameType, int]]:
+    """Yields the frames of a coroutine, and of its awaited coroutines, the innermost last."""
+    # By types: other objects may answer any name of an attribute, by code of the user.
+    while coroutine is not None:
+        if type(coroutine) is CoroutineType and (frame := coroutine.cr_frame) is not None:
+            yield frame, frame.f_lineno
+            coroutine = coroutine.cr_await
+        else:  # what `__await__` of another coroutine has returned; a future is of no interest
+            is_wrapper = type(coroutine).__name__ == "coroutine_wrapper"
+            coroutine = next(iter(gc.get_referents(coroutine)), None) if is_wrapper else None
+
+
+def _describe(stacks: Iterable[tuple[str, Stack]]) -> str:
+    """Returns the stacks of those threads and tasks that run user code.
+
+    Each begins at the first line of user code; calls within this library are one line. Threads at
+    the same place share one entry.
+
+    Args:
+        stacks: Names of threads and tasks, and their frames, the innermost last.
+    """
+    names: dict[str, list[str]] = {}
+    for name, stack in stacks:
+        if text := "".join(_lines(stack)).rstrip():
+            names.setdefault(text, []).append(name)
+    parts = [f"{named(sorted(found), _MAX_NAMED)}:\n{text}" for text, found in names.items()]
+    return "\n\n".join(parts) or "no user code runs"
+
+
+def _lines(stack: Stack) -> Iterator[str]:
+    files = [frame.f_code.co_filename for frame, _ in stack]
+    if len(stack) > 1 and files[0] == "<string>" and is_ours(files[1]):
+        stack = stack[1:]  # `python -c` that runs nothing but us: how a host agent is started
+    inside = ""
+    called: AwaitedCall | None = None
+    has_begun = False
+    for frame, line in stack:
+        code = frame.f_code
+        if is_ours(code.co_filename):
+            inside = code.co_filename.removeprefix(_ROOT).partition("/")[0]
+            called = called or awaited_call(frame)
+            continue
+        if not (is_of_user(code.co_filename) or (has_begun and not inside)):
+            continue
+        if has_begun and inside:
+            yield _note(inside, called)
+        has_begun, inside, called = True, "", None
+        yield from traceback.format_list([(code.co_filename, line, code.co_name, None)])
+    if has_begun and inside:
+        yield _note(inside, called)
+
+
+def _note(package: str, called: AwaitedCall | None) -> str:
+    return f"    (waits for {called.where})\n" if called else f"    (inside {package})\n"
+
+
+def is_ours(filename: str) -> bool:
+    """Returns whether code of a file is part of this library."""
+    return filename.startswith(_OURS)
+
+
+def is_of_user(filename: str) -> bool:
+    """Returns whether code of a file is the user's, or of a package that is installed."""
+    if filename.startswith((_STANDARD, "<frozen ")):
+        return any(part in filename for part in _INSTALLED)
+    return not is_ours(filename)

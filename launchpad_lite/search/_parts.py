@@ -1,0 +1,112 @@
+"""The nodes that all searches have: a name server, brokers and workers.
+
+A process that only describes them does not load their dependencies.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import launchpad_lite as lp
+from launchpad_lite.search._timing import Timing
+from launchpad_lite.search.name_server import NameServer, make_name_server
+
+if TYPE_CHECKING:
+    from launchpad_lite.search._broker import Broker
+
+#: Nodes that are lost come back.
+RESTART = lp.RestartPolicy("on_failure", max_restarts=1000, max_backoff_s=1.0)
+#: Seconds that brokers of an earlier call have to end.
+RELEASE_S = 5.0
+
+
+class BrokerOptions(NamedTuple):
+    """The arguments of a broker.
+
+    Attributes:
+        timing: Of the search.
+        folder: Where it keeps its tasks; None: in memory only.
+        database: Where it keeps them instead: the URL of a PostgreSQL database, as
+            `postgresql://user@host/database`, whose brokers take over from each other.
+        max_losses: As for `Queue`.
+        max_queued: As for `Queue`.
+    """
+
+    timing: Timing
+    folder: str | None = None
+    database: str | None = None
+    max_losses: int = 5
+    max_queued: int = 10_000
+
+
+def make_broker(
+    me: Any, name_server: Any, peers: Mapping[str, Any], options: BrokerOptions
+) -> "Broker":
+    """Returns a broker for a node: see `Broker`."""
+    from launchpad_lite.search._broker import Broker
+
+    return Broker(me, name_server, peers, options)
+
+
+def work(name_server: Any, brokers: Mapping[str, Any], timing: Timing) -> None:
+    """Works as a node, until the search is over or the program stops.
+
+    Raises:
+        SearchError: No broker answers any more.
+    """
+    from launchpad_lite.search._presence import presence_of_node
+    from launchpad_lite.search.worker import Worker
+
+    presence = presence_of_node("worker", name_server, brokers, timing)
+    worker = Worker(presence, timing, lp.stop_event(), lp.heartbeat)
+    lp.register_stop_handler(worker.wake)
+    try:
+        worker.run()
+    finally:
+        lp.unregister_stop_handler(worker.wake)
+
+
+class SearchHandles(NamedTuple):
+    """The handles that models need.
+
+    Attributes:
+        name_server: Of the name server.
+        brokers: Of the brokers, by name.
+    """
+
+    name_server: lp.Handle[NameServer]
+    brokers: "Mapping[str, lp.Handle[Broker]]"
+
+
+def add_parts(
+    program: lp.Program, *, workers: int, brokers: int, label: str, options: BrokerOptions
+) -> SearchHandles:
+    """Adds a name server, brokers and workers to a program.
+
+    Raises:
+        ValueError: A number is too small, or the program has such a group.
+    """
+    least = 0 if options.folder else 1  # others join by a file there
+    if workers < least or brokers < 1:
+        raise ValueError(
+            f"a search has at least 1 broker and {least} workers, not {brokers} and {workers}; with folder=, "
+            "all workers may come from outside"
+        )
+    groups = {part: f"{label}_{part}" for part in ("name_server", "broker", "worker")}
+    if taken := [group for group in groups.values() if group in program.groups]:
+        raise ValueError(f"the program has a group {taken[0]!r}; give another label=")
+    names = lp.CourierNode(make_name_server)
+    names.configure(names.create_handle(), options.timing, options.folder)
+    name_server = program.add_node(names, label=groups["name_server"])
+    nodes = [lp.CourierNode(make_broker) for _ in range(brokers)]
+    handles = {
+        f"{groups['broker']}[{index}]": node.create_handle() for index, node in enumerate(nodes)
+    }
+    with program.group(groups["broker"]):
+        for name, node in zip(handles, nodes, strict=True):
+            peers = {other: handle for other, handle in handles.items() if other != name}
+            node.configure(handles[name], name_server, peers, options)
+            program.add_node(node)
+    with program.group(groups["worker"]):
+        for _ in range(workers):
+            program.add_node(lp.PyNode(work, name_server, handles, options.timing))
+    return SearchHandles(name_server, handles)

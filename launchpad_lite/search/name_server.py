@@ -1,0 +1,211 @@
+"""The name server as a node: knows the participants of a search."""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import courier
+import launchpad_lite as lp
+from launchpad_lite.search._messages import Life, Load, MembersView, SearchMember
+from launchpad_lite.search._timing import Timing
+from launchpad_lite.search.errors import WorkerMismatchError
+
+_NO_LOAD = Load()
+
+
+@dataclass
+class _MemberRecord:
+    """A member; `broker` is the one that a worker or a model uses."""
+
+    member: SearchMember
+    seen_at: float
+    load: Load = field(default_factory=Load)
+    broker: str = ""
+
+
+class NameServer:
+    """Knows brokers, workers and models. It saves nothing: heartbeats tell it all again."""
+
+    def __init__(
+        self,
+        timing: Timing,
+        *,
+        announce: Callable[[], object] = lambda: None,
+        version: str = lp.__version__,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Makes one that knows no participant.
+
+        Args:
+            timing: Of the search.
+            announce: Is called when its node serves.
+            version: Of launchpad-lite, which all must have.
+            clock: Never goes back; in seconds.
+        """
+        self._timing = timing
+        self._announce = announce
+        self._silence_s = timing.silence_s
+        self._version = version
+        self._clock = clock
+        self._looked_at = clock()
+        #: By role and name. Heartbeats of many workers look only at brokers, which are few.
+        self._entries: dict[str, dict[str, _MemberRecord]] = {}
+        #: The earliest time at which it drops a participant.
+        self._drops_at = math.inf
+        self._python = ""
+        self._is_closed = False
+
+    def set_courier_server(self, server: Any) -> None:
+        """Begins to serve. For its node."""
+        server.start()
+        self._announce()
+
+    @courier.idempotent
+    async def register(self, member: SearchMember) -> None:
+        """Adds a participant, in place of an earlier life of it.
+
+        Raises:
+            WorkerMismatchError: It has another version, or its pickles are not those of the others.
+        """
+        name = member.who.name
+        if member.version != self._version:
+            raise WorkerMismatchError(
+                f"{name} has launchpad-lite {member.version or 'of no version'}, and this search "
+                f"{self._version}; install the same"
+            )
+        if member.python:
+            if self._python and member.python != self._python:
+                raise WorkerMismatchError(
+                    f"{name} runs on Python {member.python}, and this search on {self._python}; "
+                    "pickled tasks need the same"
+                )
+            self._python = member.python
+        now = self._clock()
+        self._entries.setdefault(member.role, {})[name] = _MemberRecord(member, now)
+        self._drops_at = min(self._drops_at, now + self._silence_s)
+
+    @courier.idempotent
+    async def beat(
+        self, role: str, who: Life, load: Load = _NO_LOAD, broker: str = ""
+    ) -> MembersView:
+        """Notes that a participant is there.
+
+        Args:
+            role: Of it.
+            who: It.
+            load: Of a broker.
+            broker: The broker that it uses; empty: as before, or it is one itself.
+        """
+        entry = self._of(role).get(who.name)
+        is_known = entry is not None and entry.member.who == who
+        if entry is not None and is_known:
+            entry.seen_at, entry.load = self._clock(), load
+            entry.broker = broker or entry.broker
+        return self._view(is_known=is_known)
+
+    @courier.idempotent
+    async def view(self) -> MembersView:
+        """Returns the live brokers, and how many workers there are."""
+        return self._view(is_known=True)
+
+    def _view(self, *, is_known: bool) -> MembersView:
+        self._expire()
+        brokers = {
+            name: (entry.member.address, entry.load) for name, entry in self._of("broker").items()
+        }
+        return MembersView(is_known, brokers, len(self._of("worker")), self._is_closed)
+
+    @courier.idempotent
+    async def place(self, role: str, who: Life, avoid: Collection[str] = ()) -> str:
+        """Returns the broker that a worker or model is to use; empty if there is none.
+
+        Args:
+            role: What it is.
+            who: It; from now on it counts as a user of that broker.
+            avoid: Brokers that it cannot reach.
+        """
+        self._expire()
+        placed = self._of(role).get(who.name)
+        users = dict.fromkeys(self._of("broker"), 0)
+        for entry in self._of(role).values():
+            if entry is not placed and entry.broker in users:
+                users[entry.broker] += 1
+        here = "" if placed is None else placed.broker  # it stays there, unless another is better
+        fit = {name: (count, name != here) for name, count in users.items() if name not in avoid}
+        place = min(sorted(fit), key=fit.__getitem__, default="")
+        if placed is not None and placed.member.who == who:
+            placed.broker = place
+        return place
+
+    @courier.idempotent
+    async def leave(self, role: str, who: Life) -> None:
+        """Forgets a participant."""
+        entry = self._of(role).get(who.name)
+        if entry is not None and entry.member.who == who:
+            del self._entries[role][who.name]
+
+    @courier.grpc_service("search.v1.NameServer", "Register", "Beat", "Place", "Leave")
+    async def serve_foreign(self, method: str, request: bytes) -> bytes:
+        """Answers workers in other languages."""
+        from launchpad_lite.search import _foreign  # loads protobuf
+
+        return await _foreign.NAME_SERVER[method](self, request)
+
+    @courier.idempotent
+    async def timing(self) -> Timing:
+        """Returns how long the parts of the search wait."""
+        return self._timing
+
+    @courier.idempotent
+    async def close(self) -> None:
+        """Closes the search: all parts hear that it is over, and end."""
+        self._is_closed = True
+
+    def _of(self, role: str) -> Mapping[str, _MemberRecord]:
+        return self._entries.get(role, {})
+
+    def _expire(self) -> None:
+        """Drops silent participants."""
+        now = self._clock()
+        gap_s, self._looked_at = now - self._looked_at, now
+        if gap_s > self._silence_s / 2:  # this process stood still, and could hear of none
+            for entry in self._all():
+                entry.seen_at += gap_s
+        if now < self._drops_at:
+            return
+        for role, entries in self._entries.items():
+            self._entries[role] = {
+                name: entry
+                for name, entry in entries.items()
+                if entry.seen_at + self._silence_s > now
+            }
+        oldest = min((entry.seen_at for entry in self._all()), default=math.inf)
+        self._drops_at = oldest + self._silence_s
+
+    def _all(self) -> Iterator[_MemberRecord]:
+        return itertools.chain.from_iterable(each.values() for each in self._entries.values())
+
+
+def make_name_server(me: Any, timing: Timing, folder: str | None) -> NameServer:
+    """Returns a name server for a node.
+
+    Args:
+        me: A client of it.
+        timing: Of the search.
+        folder: Where the file for workers from outside is written, until the program stops; None:
+            nowhere.
+
+    """
+
+    def announce() -> None:
+        if folder is not None:
+            from launchpad_lite.search._joining import JoinInfo
+
+            path = JoinInfo.of(me).write(Path(folder))
+            lp.register_stop_handler(lambda: path.unlink(missing_ok=True))
+
+    return NameServer(timing, announce=announce)

@@ -1,0 +1,1 @@
+"""A running node: its addresses, clients and state."""

@@ -1,0 +1,71 @@
+"""The work of every worker, in threads and processes."""
+
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from courier import ExceptionReport
+from launchpad_lite.process.script import importing
+from launchpad_lite.worker.runtime import NodeRuntime
+
+if TYPE_CHECKING:
+    from launchpad_lite.nodes.base import Work
+
+#: Seconds that code of an exception has to describe and pickle it.
+_TELLING_S = 2.0
+#: Larger exceptions are only described, because the launcher keeps them, and may print them.
+_OBJECT_BYTES = 1 << 20
+
+
+class Thawable(Protocol):
+    """Returns the work of a node once its addresses are known, as `FrozenWork`."""
+
+    def thaw(self) -> "Work":
+        """Returns the work."""
+
+
+def run_node(work: Thawable, runtime: NodeRuntime) -> str:
+    """Runs a node to its end, in this thread, where its runtime is active; reports how it failed.
+
+    Returns:
+        The traceback of its failure; empty if it did not fail.
+    """
+    if runtime.stop_event.is_set():
+        return ""  # asked to end before it began
+    try:
+        with importing(runtime.name):
+            task = work.thaw()
+        task(runtime)
+    except BaseException as error:  # noqa: BLE001 - the supervisor reports it
+        if runtime.leaves_in_order(error):
+            runtime.note_cut_short(error)
+            return ""
+        report = report_on(error, runtime.note_failing)
+        runtime.note_failed(report)
+        return report.traceback
+    return ""
+
+
+def report_on(error: BaseException, tell: Callable[[ExceptionReport], object]) -> ExceptionReport:
+    """Describes the exception that ends a node, whose code may block, or end the process.
+
+    Args:
+        error: Caught by the caller, whose own frame is left out.
+        tell: Called before such code runs, with what is known so far.
+    """
+    known = [ExceptionReport.bare(error, skip_frames=1)]
+    tell(known[0])
+
+    def look() -> None:
+        known.append(ExceptionReport.text_of(error, skip_frames=1))
+        tell(known[-1])
+        known.append(known[-1].with_object(error, _OBJECT_BYTES))
+
+    looker = threading.Thread(target=contextvars.copy_context().run, args=(look,), daemon=True)
+    try:
+        looker.start()
+        looker.join(_TELLING_S)
+    except RuntimeError:  # the system gives no more threads
+        look()
+    return known[-1]

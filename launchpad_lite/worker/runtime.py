@@ -1,0 +1,765 @@
+"""The runtime of a node: its program, its addresses, the stop.
+
+Each worker has one `NodeRuntime` for its node. Code finds it through a context
+variable, which server handlers inherit; threads that a node started have none, and fall back to the
+only program in the process.
+"""
+
+import collections
+import contextlib
+import contextvars
+import dataclasses
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import courier
+from courier import lowlevel
+from launchpad_lite.errors import NoProgramError
+from launchpad_lite.life.events import (
+    Constructed,
+    CutShort,
+    EndCalls,
+    Failed,
+    Failing,
+    Healthy,
+    Heartbeat,
+    Leaving,
+    LetGo,
+    Looked,
+    Request,
+    RequestStop,
+    Said,
+    ServersEnded,
+    ServersLost,
+    ServersMoved,
+    StopAsked,
+    StopReceived,
+)
+from launchpad_lite.life.policies import Liveness
+from launchpad_lite.life.result import CONSEQUENCES, NodeFailure
+from launchpad_lite.parts.arguments import one_of
+from launchpad_lite.process.forcing import ForcedExit, Forcing
+from launchpad_lite.process.stop_handlers import STOP_HANDLERS, StopHandler, StopHandlers
+from launchpad_lite.process.thread_errors import tell_shortly
+from launchpad_lite.worker._clients import Clients
+from launchpad_lite.worker._liveness import SignsOfLife
+from launchpad_lite.worker.address import Address, AddressTable, enter_table
+from launchpad_lite.worker.state import NodeCheckpoints, NodeState
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class NodeSetup(NamedTuple):
+    """The settings of a node for its worker, besides its work and the addresses.
+
+    Attributes:
+        program: Name of the program.
+        label: The node's group.
+        replica: Its index in the group.
+        attempt: How many restarts of it came before.
+        notice_s: Seconds it has to end after a request.
+        liveness: How it shows that it is not hung.
+        checkpoints: Where its state is kept, if it is.
+        seed: Of the program.
+        restarts: Whether it is started again when it fails.
+        host: Its host, for messages.
+        ram_bytes: Limit of its main memory, if there is one.
+    """
+
+    program: str
+    label: str
+    replica: int
+    attempt: int = 0
+    notice_s: float = 10.0
+    liveness: Liveness = Liveness()
+    checkpoints: NodeCheckpoints | None = None
+    seed: int = 0
+    restarts: bool = False
+    host: str = ""
+    ram_bytes: int | None = None
+
+    @property
+    def name(self) -> str:
+        """`label[replica]`."""
+        return f"{self.label}[{self.replica}]"
+
+    def failure(self, report: courier.ExceptionReport) -> NodeFailure:
+        """Returns the failure of the node whose code raised."""
+        failure = NodeFailure.of_exception(self.name, self.host, report)
+        if self.ram_bytes is None or "MemoryError" not in report.type_name:
+            return failure
+        asked = f"it asked for ram_gib={self.ram_bytes / (1 << 30):g}, and may have no more"
+        return dataclasses.replace(failure, summary=f"{failure.summary} ({asked})")
+
+
+class CurrentNode(NamedTuple):
+    """The calling node.
+
+    Attributes:
+        name: `label[replica]`.
+        label: Its group.
+        replica: Its index in the group.
+        program: Name of its program.
+        seed: For its random numbers: 32 bits, made of the seed of the program and its name. It is the
+            same after each restart of the node, and in each run with `lp.launch(program, seed=...)`.
+        restarts: Whether it is started again when it fails.
+        keeps_state: Whether it has checkpoints.
+        is_interrupted: Whether it must end because of a signal or a failure, maybe before its work
+            is done.
+    """
+
+    name: str
+    label: str
+    replica: int
+    program: str
+    seed: int
+    restarts: bool
+    keeps_state: bool
+    is_interrupted: bool
+
+
+class NodeRuntime:
+    """The runtime of one node. Thread-safe."""
+
+    def __init__(
+        self,
+        setup: NodeSetup,
+        table: AddressTable,
+        post: Callable[[Said], object],
+        *,
+        has_process: bool = False,
+    ) -> None:
+        """Prepares it.
+
+        Args:
+            setup: The settings of the node.
+            table: The addresses of all nodes.
+            post: Takes events of the node; from any thread, and does not block for long.
+            has_process: Whether the process belongs to the node alone, and ends when its stop
+                handlers have returned; otherwise they are left behind.
+        """
+        self.setup = setup
+        self.table = table
+        self.has_process = has_process
+        self._post = post
+        #: Set when the node is asked to end, and when it has ended.
+        self.stop_event = threading.Event()
+        #: Set when the node may stop serving after its work.
+        self._may_go = threading.Event()
+        #: Whether it was asked to end, and whether because of a signal or a failure.
+        self.is_asked = self.is_interrupted = False
+        #: Keeps the state of the node's object.
+        self.state = NodeState(setup.name, setup.checkpoints)
+        self._servers: list[courier.Server] = []
+        self._signs = SignsOfLife(
+            setup.liveness,
+            lambda: self.say(Healthy),
+            lambda: self.say(Heartbeat),
+            lambda: [server.handlers.load() for server in self._all_servers()],
+        )
+        #: None until the node's object is constructed.
+        self._runs: bool | None = None
+        #: Whether the node's code has checked for the stop, and so will notice it.
+        self._listens = False
+        self._hearing = threading.Lock()
+        #: Stop handlers of this node; where nodes share a process, each has its own.
+        self.stop_handlers = StopHandlers()
+        #: They may block, so they run in a thread of their own.
+        self._handlers = threading.Thread(
+            target=self._run_stop_handlers, name="launchpad-stop-handlers", daemon=not has_process
+        )
+        #: End with the node.
+        self.clients = Clients()
+        #: Where the node is a thread.
+        self.forcing = Forcing()
+        self._ends: list[Callable[[], object]] = []
+        #: Runtimes of nodes that run as parts of this one.
+        self._hosted: list[NodeRuntime] = []
+        #: The runtime of the node that this one is a part of.
+        self._host: NodeRuntime | None = None
+        #: Whether new calls are refused, unless the node's code has checked for the stop.
+        self._calls_end = False
+        #: Held while an action is passed on to all parts, so that a new part gets it once. Shared
+        #: by a node, its parts, and theirs.
+        self._telling = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """`label[replica]`."""
+        return self.setup.name
+
+    def say(self, kind: Callable[..., Said], *details: Any) -> None:
+        """Posts an event of this node."""
+        self._post(kind(self.name, self.setup.attempt, *details))
+
+    def constructed(self, *, runs: bool, serves: Address | None = None) -> None:
+        """Reports that the node's object is constructed.
+
+        Args:
+            runs: Whether it has something to run; a program ends when all such nodes have ended.
+            serves: The address of its courier server, for health checks.
+        """
+        self._runs = runs
+        self.say(Constructed, runs)
+        if self.stop_event.is_set():
+            self._report_stop_received()  # earlier reports are out of date
+        self._signs.start(
+            None if serves is None else self.table.endpoints[serves.key], self.table.tls
+        )
+
+    def only_serves(self) -> None:
+        """Reports that the node's work is done, and that it goes on serving."""
+        self._runs = False
+        self.say(Constructed, False)
+        if self.stop_event.is_set():
+            self._report_stop_received()
+
+    @contextlib.contextmanager
+    def at_work(self, *, runs: bool, serves: Address | None = None) -> Iterator[None]:
+        """Reports that the node's object is constructed and, after the block, that its work ended.
+
+        Args:
+            runs: As for `constructed`.
+            serves: As for `constructed`.
+        """
+        self.constructed(runs=runs, serves=serves)
+        is_well = True
+        try:
+            yield
+        except BaseException as error:
+            is_well = self.leaves_well(error)
+            raise
+        finally:
+            if is_well:
+                self._wait_for_futures()
+            # No code may be left that shows progress, while calls in flight or a last checkpoint
+            # take time.
+            self.say(Leaving)
+            if is_well and runs and serves is not None:
+                # The program may be stopping, and callers may still have results to hand in.
+                self._may_go.wait()
+
+    def _wait_for_futures(self) -> None:
+        """Waits for the unread answers of calls that the node has sent."""
+        notice_s = self.setup.notice_s
+        limit_s = None if notice_s < 0 else notice_s / 2  # servers need time to stop, too
+        for call, count in collections.Counter(self.clients.wait_for_futures(limit_s)).items():
+            text = (
+                "%s ends, and %d of its calls got no answer within %g s and may not have run: %s; "
+                "read or cancel futures before the node ends"
+            )
+            _LOGGER.warning(text, self.name, count, limit_s, call)
+
+    def ask_stop(self) -> None:
+        """Asks for the end of the whole program."""
+        self._post(StopAsked(f"lp.stop() in {self.name}"))
+
+    def heartbeat(self) -> None:
+        """Shows that the node's code makes progress."""
+        # Signs of life belong to the whole.
+        if self._host is not None:
+            self._host.heartbeat()
+        else:
+            self._signs.heartbeat()
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether it runs as a part of another node."""
+        return self._host is not None
+
+    def obey(self, request: Request) -> None:
+        """Does an action on the node. For supervisors."""
+        match request:
+            case RequestStop():
+                self.request_stop(interrupts=request.interrupts)
+            case LetGo():
+                self._may_go.set()
+            case EndCalls():
+                self.end_calls()
+            case ServersEnded():
+                endpoints = [self.table.endpoints[key] for key in request.keys]
+                self._tell_clients(lambda clients: clients.note_ended(endpoints))
+            case ServersLost():
+                endpoints = [self.table.endpoints[key] for key in request.keys]
+                self._tell_clients(lambda clients: clients.note_lost(endpoints))
+            case ServersMoved():
+                moves = self.table.move(request.endpoints)
+                self._tell_clients(lambda clients: clients.note_moved(moves))
+
+    def _tell_clients(self, tell: Callable[[Clients], object]) -> None:
+        """Informs the clients of the node and of its parts."""
+        with self._telling:
+            for runtime in self._with_parts():
+                tell(runtime.clients)
+
+    def _run_stop_handlers(self) -> None:
+        self.stop_event.wait()  # set for handlers
+        self.stop_handlers.call_all()
+
+    def join_stop_handlers(self, timeout_s: float) -> None:
+        """Waits until the stop handlers have returned, if they were called."""
+        if self._handlers.is_alive():
+            self._handlers.join(timeout_s)
+
+    def request_stop(self, *, interrupts: bool = False) -> None:
+        """Asks the node to end. For supervisors. May be repeated.
+
+        Args:
+            interrupts: Whether because of a signal or a failure, maybe before its work is done.
+        """
+        with self._hearing:
+            if not self.is_asked:
+                self.is_interrupted = interrupts
+                # Before the node can end, and its process with it.
+                with contextlib.suppress(RuntimeError):  # the interpreter ends already
+                    self._handlers.start()
+            self.is_asked = True  # first: a woken thread may read it
+        self.stop_event.set()
+        self._may_go.set()
+        # Before calls fail: the clients of parts may be this node's.
+        for hosted in list(self._hosted):
+            hosted.request_stop(interrupts=self.is_interrupted)
+        # Its callees end, too, and do not come back.
+        self.clients.do(lowlevel.stop_waiting)
+        self._report_stop_received()
+
+    def prepare_force(self) -> None:
+        """Prevents further saves, before the node is ended by force. For supervisors."""
+        self.state.tear()
+        for hosted in list(self._hosted):
+            hosted.prepare_force()
+
+    def force(self) -> None:
+        """Ends the node's thread at its next step of Python code. For supervisors of threads."""
+        self.clients.close(f"{self.name} is ended by force")
+        self.prepare_force()
+        self.forcing.force()
+
+    def _with_parts(self) -> Iterator["NodeRuntime"]:
+        yield self
+        for hosted in list(self._hosted):
+            yield from hosted._with_parts()
+
+    def _report_stop_received(self) -> None:
+        with self._hearing:  # so that the last report is right
+            # A node that is being constructed, or only serves, has no code that could check.
+            self.say(StopReceived, self._listens or not self._runs)
+
+    def end_calls(self) -> None:
+        """Refuses new calls, unless the node has checked for the stop meanwhile.
+
+        Code that checks for it may go on to call, to hand in its results. Other code would go on
+        for ever, as `while True: learner.step()` does.
+        """
+        self._calls_end = True
+        if not self._listens:
+            self.clients.do(lowlevel.stop_calling)
+        for hosted in list(self._hosted):
+            hosted.end_calls()
+
+    @contextlib.contextmanager
+    def hosting(self, runtimes: Iterable["NodeRuntime"]) -> Iterator[None]:
+        """Passes on all actions on this node, also earlier ones, to its parts."""
+        hosted = list(runtimes)
+        with self._telling:
+            for runtime in hosted:
+                runtime._host = self
+                runtime._telling = self._telling
+                runtime.clients.begin_as(self.clients)
+            self._hosted = hosted
+        if self.stop_event.is_set():
+            self.request_stop(interrupts=self.is_interrupted)
+        if self._calls_end:
+            self.end_calls()
+        try:
+            yield
+        finally:
+            self._hosted = []
+
+    def listen(self) -> threading.Event:
+        """Returns the event of the stop; code that takes it counts as checking for the stop."""
+        if not self._listens:
+            self._listens = True
+            if self.stop_event.is_set():
+                self._report_stop_received()
+        return self.stop_event
+
+    def leaves_in_order(self, error: BaseException) -> bool:
+        """Returns whether an exception that ends the node is no failure."""
+        if isinstance(error, ForcedExit):
+            return True  # it was ended by force
+        if isinstance(error, SystemExit):
+            # Programs use this to leave when they are asked to stop.
+            return self.is_asked or error.code in (None, 0)
+        # Others stop too, and calls to them fail.
+        return isinstance(error, CONSEQUENCES) and self.is_asked
+
+    def note_cut_short(self, error: BaseException) -> None:
+        """Reports an exception that ends the node in order, if it comes from an unanswered call."""
+        # A call that this node itself refused was never made: so `while True` loops end.
+        if isinstance(error, CONSEQUENCES) and not isinstance(error, courier.CallCancelledError):
+            self.say(CutShort, self.setup.failure(courier.ExceptionReport.of(error)))
+
+    def note_failing(self, report: courier.ExceptionReport) -> None:
+        """Reports what is known so far of an exception that ends the node."""
+        self.say(Failing, self.setup.failure(report))
+
+    def note_failed(self, report: courier.ExceptionReport) -> None:
+        """Reports the exception that has ended the node."""
+        self.say(Failed, self.setup.failure(report))
+
+    def leaves_well(self, error: BaseException) -> bool:
+        """Returns whether an exception that ends the node leaves its state whole."""
+        # Ended by force, its code may have been anywhere.
+        return self.leaves_in_order(error) and not isinstance(error, ForcedExit)
+
+    def wait_for_stop(self, timeout_s: float | None = None) -> bool:
+        """Waits until the node is to end; returns whether it is."""
+        return self.listen().wait(timeout_s)
+
+    def grace_s(self) -> float:
+        """Seconds that calls in flight have when the node ends."""
+        return max(0.0, self.setup.notice_s)
+
+    def make_server(
+        self, address: Address, obj: object, *, hidden: Collection[str] = (), **options: Any
+    ) -> "courier.Server":
+        """Returns a server, not started, for one of the node's addresses."""
+        endpoint = self.table.endpoints[address.key]
+        host, port = lowlevel.split_address(endpoint)
+        server = courier.Server(
+            obj,
+            host=self.table.listen_host,
+            advertised_host=host,
+            port=port,
+            secret=self.table.secret,
+            tls=self.table.tls,
+            hidden=hidden,
+            # The supervisor holds the port, so that no other process takes it before we start or restart.
+            share_port=True,
+            **options,
+        )
+        self._servers.append(server)
+        self.end_with_node(lambda: server.has_started and server.stop(0.0))
+        return server
+
+    def threads_of_calls(self) -> set[int]:
+        """Returns the idents of the threads that run calls of its servers."""
+        servers = self._all_servers()
+        found = {each for server in servers for each in server.handlers.busy_threads()}
+        loops = (server.dispatcher.tasks.thread_ident for server in servers)
+        return found.union(ident for ident in loops if ident is not None)
+
+    def look(self, computing: Collection[int], idents: Collection[int] | None = None) -> Looked:
+        """Returns what the node does now.
+
+        Args:
+            computing: Idents of the threads of this process that compute.
+            idents: Those of its own threads; None: all of this process are.
+        """
+        from launchpad_lite.process.activity import activities
+        from launchpad_lite.process.stacks import describe_threads
+
+        servers = self._all_servers()
+        return Looked(
+            self.name,
+            describe_threads(idents),
+            activities(computing, idents, [server.dispatcher for server in servers]),
+            any(server.handlers.load()[0] for server in servers),
+        )
+
+    def _all_servers(self) -> "list[courier.Server]":
+        return [server for runtime in self._with_parts() for server in runtime._servers]
+
+    def end_with_node(self, end: Callable[[], object]) -> None:
+        """Registers a function to call when the node's code has ended, in order or by force.
+
+        Args:
+            end: Called in the thread that supervises the node, if that is another one.
+        """
+        self._ends.append(end)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Makes this the runtime of the current thread in a block."""
+        token = _current.set(self)
+        enter_table(self.table)
+        tell_shortly(_is_stopping)
+        with _active_lock:
+            _active.append(self)
+        try:
+            yield
+        finally:
+            with _active_lock:
+                _active.remove(self)
+            # Threads of the node that wait for the stop, as in `asyncio.to_thread`, would delay the
+            # end of its process.
+            self.stop_event.set()
+            self._signs.stop()
+            with contextlib.ExitStack() as rest:
+                rest.callback(self.clients.close, f"{self.name} has ended")
+                for end in self._ends:
+                    rest.callback(end)
+            _current.reset(token)
+
+
+_current: contextvars.ContextVar[NodeRuntime | None] = contextvars.ContextVar(
+    "launchpad_lite_node", default=None
+)
+#: Nodes in this process: one in a worker process, many with the thread launcher.
+_active: list[NodeRuntime] = []
+_active_lock = threading.Lock()
+
+
+def _is_stopping() -> bool:
+    with _active_lock:
+        return bool(_active) and all(runtime.is_asked for runtime in _active)
+
+
+def keep_client(client: "courier.Client", table: AddressTable) -> None:
+    """Makes a client end with the running node, or else with the program."""
+    runtime = _current.get()
+    (table.clients if runtime is None else runtime.clients).keep(client)
+
+
+def keep_own_client(client: "courier.Client") -> None:
+    """Makes a client of an outside service end with the running node, if there is one."""
+    runtime = _current.get()
+    if runtime is not None:
+        runtime.clients.keep(client)
+
+
+def current_runtime(*, any_node: bool = False) -> NodeRuntime:
+    """Returns the runtime of the calling node.
+
+    Args:
+        any_node: Whether, in a thread without a node, another node of the only program here will
+            do.
+
+    Raises:
+        NoProgramError: No node runs here, or several do and the calling thread belongs to none.
+    """
+    runtimes = _owners()
+    if not runtimes:
+        raise NoProgramError(
+            "no program runs in this process; this works in nodes only. The script that launched a "
+            "program has what lp.launch returned"
+        )
+    programs = {id(runtime.table) for runtime in runtimes}
+    if len(runtimes) == 1 or (any_node and len(programs) == 1):
+        return runtimes[-1]
+    what = "programs" if len(programs) > 1 else "nodes"
+    raise NoProgramError(
+        f"several {what} run in this process and this thread belongs to none of them; "
+        "start it with contextvars.copy_context().run"
+    )
+
+
+def stop() -> None:
+    """Ends the program: all its nodes are asked to stop. Returns at once; may be repeated.
+
+    Works anywhere in a node: in `run`, in methods that others call, in threads of its own.
+
+    Raises:
+        NoProgramError: No program runs here.
+
+    Example:
+        class Learner:
+            def run(self):
+                for _ in range(1000):
+                    self.step()
+                lp.stop()
+    """
+    current_runtime(any_node=True).ask_stop()
+
+
+def stop_event() -> threading.Event:
+    """Returns the event that is set when this node is to end.
+
+    Raises:
+        NoProgramError: No program runs here.
+
+    Example:
+        class Actor:
+            def run(self):
+                stop = lp.stop_event()
+                while not stop.is_set():
+                    self.step()
+    """
+    return current_runtime(any_node=True).listen()
+
+
+def wait_for_stop(timeout_s: float | None = None, *, timeout_secs: float | None = None) -> bool:
+    """Waits until this node is to end; returns whether it is.
+
+    Args:
+        timeout_s: Seconds to wait; None waits for ever.
+        timeout_secs: The original's name of that.
+
+    Raises:
+        NoProgramError: No program runs here.
+        TypeError: Both names are given.
+
+    Example:
+        class Evaluator:
+            def run(self):
+                while not lp.wait_for_stop(60):  # every minute
+                    self.evaluate()
+    """
+    timeout_s = one_of("timeout_s", timeout_s, "timeout_secs", timeout_secs)
+    return current_runtime(any_node=True).wait_for_stop(timeout_s)
+
+
+def heartbeat() -> None:
+    """Shows that this node makes progress; cheap enough for every step of a loop.
+
+    With `lp.Liveness(heartbeat_s=...)` at launch, a node that does not call it so often is hung.
+
+    Raises:
+        NoProgramError: No program runs here.
+
+    Example:
+        class Learner:
+            def run(self):
+                while not lp.stop_event().is_set():
+                    self.step()
+                    lp.heartbeat()
+    """
+    current_runtime().heartbeat()
+
+
+def current_node() -> CurrentNode:
+    """Returns the names of this node and its program, whether it restarts, and a seed of its own.
+
+    Raises:
+        NoProgramError: No program runs here.
+
+    Example:
+        class Actor:
+            def run(self):
+                me = lp.current_node()
+                rng = np.random.default_rng(me.seed)
+                print(f"{me.name} is replica {me.replica}")
+    """
+    runtime = current_runtime()
+    setup = runtime.setup
+    text = f"{setup.seed} {setup.name}".encode()
+    return CurrentNode(
+        setup.name,
+        setup.label,
+        setup.replica,
+        setup.program,
+        seed=int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big"),
+        restarts=setup.restarts,
+        keeps_state=setup.checkpoints is not None,
+        is_interrupted=runtime.is_interrupted,
+    )
+
+
+def restart_count() -> int:
+    """Returns how often this node was restarted: 0 at its first start.
+
+    Raises:
+        NoProgramError: No program runs here.
+
+    Example:
+        class Actor:
+            def run(self):
+                if lp.restart_count() > 0:
+                    print("begins again")
+    """
+    return current_runtime().setup.attempt
+
+
+def save_checkpoint() -> Path | None:
+    """Saves the state of this node now, by the `save` of its object, in the calling thread.
+
+    Returns:
+        The folder; None if the program was launched without `checkpoints` for this node.
+
+    Raises:
+        NoProgramError: No program runs here.
+        CheckpointError: It could not be written. What `save` raises passes.
+
+    Example:
+        class Learner:
+            def run(self):
+                self.step()
+                lp.save_checkpoint()  # calls self.save(folder)
+    """
+    return current_runtime().state.save()
+
+
+def checkpoint_here() -> None:
+    """Saves the state of this node, in the calling thread, if the period of its checkpoints is over.
+
+    Without it, `save` runs in a thread of its own beside `run`, and may see a state that is half changed.
+    A node that calls it, where its state is whole, is saved on the period at these points only. A failure
+    is logged, as on the period.
+
+    Raises:
+        NoProgramError: No program runs here.
+
+    Example:
+        class Learner:
+            def run(self):
+                while not lp.wait_for_stop(0):
+                    self.step()
+                    lp.checkpoint_here()  # every 60 s, it calls self.save(folder)
+    """
+    current_runtime().state.save_if_due()
+
+
+def register_stop_handler(handler: StopHandler) -> None:
+    """Registers a function to be called, once, when the program stops.
+
+    Called at once if the program is stopping already.
+    Works from any thread, and in scripts that launch nothing: there it is called when SIGINT or
+    SIGTERM ends the process, as these do without a handler.
+
+    Args:
+        handler: Called with (signal number, frame) or, if it takes none, without arguments.
+
+    Raises:
+        TypeError: It cannot be called, or is async.
+
+    Example:
+        class Writer:
+            def __init__(self, path):
+                self._file = open(path, "w")
+                lp.register_stop_handler(self._file.flush)
+    """
+    owners = _owners()
+    # A thread without a node belongs to the whole, if several nodes are parts of one.
+    whole = [owner for owner in owners if not owner.is_hosted] if len(owners) > 1 else owners
+    handlers = whole[0].stop_handlers if len(whole) == 1 else STOP_HANDLERS
+    handlers.add(handler, catch_signals=not owners)
+    # All of them count as checking for the stop, because the thread's node is not known.
+    stopping = [runtime.listen().is_set() for runtime in owners]
+    if any(stopping):
+        # The stop came first; it will not be called later.
+        handlers.call_all()
+
+
+def unregister_stop_handler(handler: StopHandler) -> None:
+    """Undoes `register_stop_handler`; ignores unknown handlers.
+
+    Example:
+        lp.register_stop_handler(file.flush)
+        lp.unregister_stop_handler(file.flush)
+    """
+    for handlers in (*(runtime.stop_handlers for runtime in _owners()), STOP_HANDLERS):
+        handlers.remove(handler)
+
+
+def _owners() -> list[NodeRuntime]:
+    """Returns the node of the calling thread, or else all nodes here."""
+    runtime = _current.get()
+    if runtime is not None:
+        return [runtime]
+    with _active_lock:
+        return list(_active)

@@ -1,0 +1,268 @@
+"""The state of a running node, saved in checkpoints.
+
+After the paper's argument: a framework does not know a service's state, so it cannot recover it
+exactly, but it can make cheap checkpoints easy. So the node's object defines its state, by
+`save(folder)` and `restore(folder)`, and this module does the rest.
+"""
+
+import contextlib
+import contextvars
+import functools
+import inspect
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from courier.lowlevel import signature_of
+from launchpad_lite.parts.arguments import name_of
+from launchpad_lite.process.forcing import ForcedExit
+
+if TYPE_CHECKING:
+    from launchpad_lite.worker.checkpoints import CheckpointStore
+
+_LOGGER = logging.getLogger(__name__)
+
+_METHODS = ("save", "restore")
+
+
+class NodeCheckpoints(NamedTuple):
+    """Where and when the state of one node is kept.
+
+    Attributes:
+        folder: The node's own.
+        period_s: Seconds between checkpoints; None: only when it ends, and when it asks.
+        keep: How many stay.
+        required: Whether it is a mistake if the node's object has no `save` and `restore`.
+    """
+
+    folder: Path
+    period_s: float | None
+    keep: int
+    required: bool
+
+    def of_part(self, index: int) -> "NodeCheckpoints":
+        """Returns where one of several objects of the node is kept."""
+        folder = self.folder.with_name(f"{self.folder.name}.{index}")
+        return self._replace(folder=folder, required=False)
+
+
+def _store_of(checkpoints: NodeCheckpoints) -> "CheckpointStore":
+    from launchpad_lite.worker.checkpoints import CheckpointStore
+
+    return CheckpointStore(checkpoints.folder, checkpoints.keep)
+
+
+class NodeState:
+    """Saves and restores the object of one node. Thread-safe."""
+
+    def __init__(self, node: str, checkpoints: NodeCheckpoints | None) -> None:
+        """Prepares it; touches no file yet.
+
+        Args:
+            node: `label[replica]`.
+            checkpoints: Where and when; None: never.
+        """
+        self._node = node
+        self._checkpoints = checkpoints
+        self._store = None if checkpoints is None else _store_of(checkpoints)
+        self._write: Callable[[Path], object] | None = None
+        self._node_ended = threading.Event()
+        #: Whether the node's code calls `checkpoint_here`, and whether the period is over.
+        self._has_points = self._is_due = False
+        #: Whether the node's code may have been interrupted anywhere.
+        self._is_torn = False
+
+    def _restore(self, instance: object) -> None:
+        if self._checkpoints is None or self._store is None:
+            return
+        if not all(callable(getattr(instance, name, None)) for name in _METHODS):
+            if self._checkpoints.required:
+                raise TypeError(
+                    f"{self._node}: checkpoints were asked for, but {name_of(instance)} does not "
+                    "have both save(folder) and restore(folder)"
+                )
+            return
+        try:
+            check_state_methods(instance)
+        except ValueError as error:
+            raise TypeError(f"{self._node}: {error}") from None
+        held: Any = instance
+        restored = self._store.restore(lambda folder: held.restore(folder=folder))
+        if restored is not None:
+            # Users first want to see whether a run continues or begins.
+            print(f"{self._node}: restored {restored.parent}", file=sys.stderr)  # noqa: T201
+        self._write = lambda folder: held.save(folder=folder)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the object's methods that only this class calls."""
+        return () if self._write is None else _METHODS
+
+    def save(self) -> Path | None:
+        """Writes a checkpoint and returns its folder; None if the node keeps none.
+
+        Raises:
+            CheckpointError: It could not be written. What `save` raises passes.
+            ForcedExit: The node is ended by force.
+        """
+        write = self._write
+        if self._store is None or write is None:
+            return None
+
+        def write_whole(folder: Path) -> None:
+            write(folder)
+            # Now: it may have waited for a lock of the interrupted code.
+            if self._is_torn:
+                raise ForcedExit
+
+        return self._store.save(write_whole)
+
+    def save_if_due(self) -> None:
+        """Writes a checkpoint if the period is over; after the first call, only here."""
+        self._has_points = True
+        if self._is_due:
+            self._is_due = False
+            self._save_or_log()
+
+    def tear(self) -> None:
+        """Prevents further saves, before the node's code is interrupted at any point."""
+        self._is_torn = True
+
+    @contextlib.contextmanager
+    def kept(
+        self, instance: object, leaves_well: Callable[[BaseException], bool]
+    ) -> Iterator[None]:
+        """Restores a new object, saves it on a period, and when the block ends well.
+
+        Args:
+            instance: The object.
+            leaves_well: Returns whether an exception leaves the state whole.
+
+        Raises:
+            TypeError: Checkpoints were asked for, and the object has no `save` and `restore`, or
+                others of these names.
+            CheckpointError: All checkpoints are damaged; the `restore` of the object raised; or as
+                `save`.
+        """
+        self._restore(instance)
+        try:
+            with self._saved_on_period():
+                yield
+        except BaseException as error:
+            if leaves_well(error):
+                self.save()
+            raise
+        else:
+            self.save()
+
+    @contextlib.contextmanager
+    def _saved_on_period(self) -> Iterator[None]:
+        if self._write is None or self._checkpoints is None or self._checkpoints.period_s is None:
+            yield
+            return
+        saver = threading.Thread(
+            # In the context of the node, for its `save`.
+            target=contextvars.copy_context().run,
+            args=(self._save_on_period,),
+            name="launchpad-checkpoints",
+            daemon=True,
+        )
+        saver.start()
+        try:
+            yield
+        finally:
+            self._node_ended.set()
+            saver.join()
+
+    def _save_on_period(self) -> None:
+        assert self._checkpoints is not None
+        while not self._node_ended.wait(self._checkpoints.period_s):
+            if self._has_points:
+                self._is_due = True
+                continue
+            try:
+                self._save_or_log()
+            except ForcedExit:
+                return
+
+    def _save_or_log(self) -> None:
+        try:
+            self.save()
+        except Exception:
+            # A full disk must not end the node; the last save, whose failure loses state, does.
+            _LOGGER.exception("%s: a checkpoint could not be written", self._node)
+
+
+def check_state_methods(owner: object) -> None:
+    """Raises if `save` and `restore` of an object are for something else than its state.
+
+    Other methods of these names are common: for a document, or a model by its path. Only the name
+    of the argument differs.
+
+    Args:
+        owner: The object, or its constructor.
+
+    Raises:
+        ValueError: It has both, and one does not take `folder`, or is async.
+    """
+    while isinstance(owner, functools.partial):
+        owner = owner.func
+    methods = [(name, _signature(owner, name)) for name in _METHODS]
+    if not all(known for _, (known, _) in methods):
+        return
+    for name in _METHODS:
+        if inspect.iscoroutinefunction(getattr(owner, name)):
+            raise ValueError(
+                f"checkpoints were asked for, but {name_of(owner)}.{name} is async, and would not be "
+                "awaited: it is called from a thread, also while the event loop runs. Make it `def`"
+            )
+    if all(signature is not None and _takes_folder(signature) for _, (_, signature) in methods):
+        return
+    has = " and ".join(f"{name}{signature or '(...)'}" for name, (_, signature) in methods)
+    raise ValueError(
+        f"checkpoints were asked for, but {name_of(owner)} has {has}, not save(folder) and "
+        "restore(folder). If they are for its state, name their argument `folder`; if not, ask "
+        'for checkpoints of other nodes only: checkpoints={"label": folder}'
+    )
+
+
+def may_have_state(constructor: object) -> bool:
+    """Returns whether the constructed object may have `save` and `restore`."""
+    while isinstance(constructor, functools.partial):
+        constructor = constructor.func
+    if not inspect.isclass(constructor) or hasattr(constructor, "__getattr__"):
+        return True
+    return all(hasattr(constructor, name) for name in _METHODS)
+
+
+def _signature(owner: object, name: str) -> tuple[bool, inspect.Signature | None]:
+    """Returns whether a method certainly exists, and its signature if that is known."""
+    method = getattr(owner, name, None)
+    if not callable(method):
+        return False, None
+    without_self = False
+    if inspect.isclass(owner):
+        found = inspect.getattr_static(owner, name)
+        without_self = inspect.isfunction(found)
+        if not without_self and not isinstance(found, classmethod | staticmethod):
+            return False, None  # only the object knows
+    try:
+        signature = signature_of(method)
+    except (TypeError, ValueError):  # written in C
+        return True, None
+    if without_self:
+        parameters = list(signature.parameters.values())
+        if parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+            signature = signature.replace(parameters=parameters[1:])
+    return True, signature
+
+
+def _takes_folder(signature: inspect.Signature) -> bool:
+    try:
+        signature.bind(folder=None)
+    except TypeError:
+        return False
+    return True

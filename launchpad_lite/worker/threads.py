@@ -1,0 +1,176 @@
+"""Nodes as threads of this process: runs them, and does actions on them.
+
+The supervisor adds where they come from: the thread launcher its program, a colocation its parts.
+"""
+
+import abc
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable, Collection
+
+from courier import ExceptionReport
+from launchpad_lite.life.events import (
+    DumpStacks,
+    Ended,
+    Event,
+    Kill,
+    Look,
+    Looked,
+    NodeAction,
+    ServersLost,
+    ServersMoved,
+    Start,
+    Terminate,
+)
+from launchpad_lite.life.result import NodeFailure, advice_on
+from launchpad_lite.process.exit import leave_behind
+from launchpad_lite.process.forcing import ForcedExit, settle
+from launchpad_lite.process.stacks import describe_threads
+from launchpad_lite.worker.runtime import NodeRuntime
+
+
+class NodeThread:
+    """One start of a node: a thread that supervises another, in which the user's code runs."""
+
+    def __init__(self, runtime: NodeRuntime, body: Callable[[], object], name: str = "") -> None:
+        """Prepares it.
+
+        Args:
+            runtime: Of the node.
+            body: Runs the node, and reports its failure by its runtime.
+            name: Name of the thread; by default that of the node.
+        """
+        self.runtime = runtime
+        self._body = body
+        self._name = name or runtime.name
+        #: May be ended at any point; the supervising thread cleans up.
+        self._runner: threading.Thread | None = None
+
+    def run(self, handlers_s: float) -> None:
+        """Runs the node to its end, in a thread of its own.
+
+        Args:
+            handlers_s: Seconds that its stop handlers have then.
+        """
+        with self.runtime.active():
+            context = contextvars.copy_context()
+            self._runner = threading.Thread(
+                target=context.run, args=(self._run_body,), name=self._name, daemon=True
+            )
+            self._runner.start()
+            self._runner.join()
+        self.runtime.join_stop_handlers(handlers_s)
+
+    def _run_body(self) -> None:
+        # It may be forced before it begins, or after its end.
+        with contextlib.suppress(ForcedExit):
+            self.runtime.forcing.run(self._body)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its code still runs."""
+        return self._runner is not None and self._runner.is_alive()
+
+    def threads(self) -> set[int]:
+        """Returns the idents of the threads that run its code: its own, and those of its calls."""
+        own = self._runner.ident if self._runner is not None else None
+        return self.runtime.threads_of_calls() | ({own} if own is not None else set())
+
+    def force(self) -> None:
+        """Acts as SIGTERM on a process: waiting calls fail, Python code gets ForcedExit."""
+        # Its clean-up may check for the stop.
+        self.runtime.request_stop(interrupts=True)
+        self.runtime.force()
+
+    def leave_behind(self) -> None:
+        """Lets the interpreter exit while the node's code runs."""
+        assert self._runner is not None
+        leave_behind(self._runner)
+
+    def look(self, computing: Collection[int]) -> Looked:
+        """Returns what the node does now; `computing`: idents of threads that compute."""
+        return self.runtime.look(computing, self.threads())
+
+
+class ThreadHost(abc.ABC):
+    """Does actions on nodes as threads. Calls come from one thread."""
+
+    def __init__(self, name: str, post: Callable[[Event], object], handlers_s: float) -> None:
+        """Prepares it.
+
+        Args:
+            name: Name of the host.
+            post: Takes events of nodes; from any thread.
+            handlers_s: Seconds that stop handlers have when the code of their node has ended.
+        """
+        self.name = name
+        self._post = post
+        self._handlers_s = handlers_s
+        #: By name; only the last start of each.
+        self.nodes: dict[str, NodeThread] = {}
+        self._threads: list[threading.Thread] = []
+        self._stacks: dict[str, str] = {}
+
+    @abc.abstractmethod
+    def make(self, start: Start) -> NodeThread:
+        """Returns the executable to start."""
+
+    def perform(self, action: NodeAction) -> None:
+        """Does actions on nodes."""
+        match action:
+            case Start():
+                self._start(action)
+            case DumpStacks() | Look():
+                self._stacks[action.node] = describe_threads(self.nodes[action.node].threads())
+            case Terminate() | Kill():
+                self.nodes[action.node].force()
+            case ServersLost() | ServersMoved():
+                pass  # this process is neither lost nor moved while it runs
+            case _:
+                if (node := self.nodes.get(action.node)) is not None:
+                    node.runtime.obey(action)
+
+    def _start(self, start: Start) -> None:
+        node = self.nodes[start.node] = self.make(start)
+        self._stacks.pop(start.node, None)
+        thread = threading.Thread(
+            target=contextvars.copy_context().run,
+            args=(self._look_after, node, start),
+            name=f"launchpad-{start.node}",
+            daemon=True,
+        )
+        self._threads = [each for each in self._threads if each.is_alive()]
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no more
+            text = f"it cannot be started: {error}{advice_on(error)}"
+            failure = NodeFailure(start.node, self.name, text)
+            self._post(Ended(start.node, start.attempt, failure))
+        else:
+            self._threads.append(thread)
+
+    def _look_after(self, node: NodeThread, start: Start) -> None:
+        failure = None
+        try:
+            node.run(self._handlers_s)
+        except BaseException as error:  # noqa: BLE001 - the supervisor would wait for ever
+            report = ExceptionReport.of(error)
+            failure = NodeFailure.of_exception(start.node, self.name, report)
+        stacks = self._stacks.get(start.node, "")
+        self._post(Ended(start.node, start.attempt, failure, stacks))
+
+    def stacks(self) -> dict[str, str]:
+        """Returns the written stacks of each node."""
+        return dict(self._stacks)
+
+    def close(self) -> None:
+        """Ends running nodes, or leaves them behind."""
+        for node in self.nodes.values():
+            if node.is_alive:  # given up, or the supervisor failed
+                node.force()
+                node.leave_behind()
+                settle()
+        for thread in self._threads:
+            if not thread.is_alive():
+                thread.join()
