@@ -9,7 +9,7 @@ from courier.threads.abandoned import clear_up, wakers
 from courier.threads.forks import survive
 from courier.threads.locks import Lock
 from courier.threads.surviving import surviving
-from courier.values import frozen
+from courier.values import frozen, reused
 from courier.wire.watching import HANG_UP, READ, Watcher, make_watcher
 
 #: Seconds after which it checks whether a caller reads the answers itself.
@@ -172,6 +172,7 @@ class BackgroundReader:
         for link in links:
             link.tidy()
         frozen.tidy()
+        reused.tidy()
 
     def _look_around(self) -> float | None:
         """Checks all links that need it; returns when to check again."""

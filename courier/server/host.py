@@ -31,7 +31,7 @@ from courier.threads.forks import survive
 from courier.threads.handler_pool import HandlerPool
 from courier.threads.locks import Event, Lock
 from courier.threads.surviving import PAUSE_S, surviving
-from courier.values import frozen
+from courier.values import frozen, reused
 from courier.values.parcel import Parcel
 from courier.wire.address import join_address
 from courier.wire.channel import Channel
@@ -429,7 +429,7 @@ class ConnectionServer:
             if now - each.came_at > PATIENCE_S:
                 self.reject(each)
         left = [caller.tidy() for caller in list(self._callers.values())]
-        return any((unproven, frozen.tidy(), *left))
+        return any((unproven, frozen.tidy(), reused.tidy(), *left))
 
     # The watch
 
@@ -529,6 +529,7 @@ class ConnectionServer:
         self._work.clear()
         alive = [thread.name for thread in threads if thread.is_alive()]
         frozen.tidy(0.0)
+        reused.tidy(0.0)
         if not alive:
             self._is_closed = True
             self._watcher.close()

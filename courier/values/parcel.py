@@ -11,7 +11,6 @@ import hashlib
 import io
 import linecache
 import math
-import mmap
 import operator
 import os
 import pickle
@@ -30,8 +29,8 @@ from courier.values.annotations import make_readable
 from courier.values.definitions import found, name_in_script, newest_of, set_state_and_keep
 from courier.values.texts import said_by, shortened
 
-#: Larger buffers get their own pages, which are cheap to get and freed at once.
-_OWN_PAGES_BYTES = 1 << 20
+#: Smaller memory is not used again.
+_REUSED_BYTES = 1 << 18
 
 #: Smaller buffers are copied into the pickle, which is cheaper than sending them beside it.
 _INSIDE_BYTES = 1 << 15
@@ -39,7 +38,7 @@ _INSIDE_BYTES = 1 << 15
 #: The most buffers beside a pickle; more are copied into it.
 MOST_BUFFERS = 2048
 
-WritableBuffer = bytearray | mmap.mmap
+WritableBuffer = bytearray | memoryview
 
 
 @dataclass(slots=True)  # frozen ones take four times as long to make
@@ -47,7 +46,7 @@ class Parcel:
     """A pickled value: the pickle and its out-of-band buffers, in order. Never changed."""
 
     pickle: bytes | bytearray | memoryview
-    buffers: Sequence[memoryview | WritableBuffer] = ()
+    buffers: Sequence[WritableBuffer] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -168,7 +167,7 @@ def dump(value: Any, file: IO[bytes]) -> None:
 
 
 def dumps(
-    value: Any, *, newest: bool = False, buffers: "list[memoryview | WritableBuffer] | None" = None
+    value: Any, *, newest: bool = False, buffers: "list[WritableBuffer] | None" = None
 ) -> bytes:
     """Returns the bytes that `dump` writes.
 
@@ -385,13 +384,11 @@ def writable_copy(data: bytes | memoryview) -> WritableBuffer:
 
 def allocate(size_bytes: int) -> WritableBuffer:
     """Returns writable memory of this size; pages are touched only when they are used."""
-    if size_bytes < _OWN_PAGES_BYTES:
+    if size_bytes < _REUSED_BYTES:
         return bytearray(size_bytes)
-    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # Receiving costs fresh pages: measured 16 ms instead of 85 ms for 64 MiB.
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
+    from courier.values import reused  # ctypes takes milliseconds to load
+
+    return reused.take(size_bytes)
 
 
 class ParcelAssembler:

@@ -193,7 +193,7 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _copy(target: memoryview, at: int, source: memoryview | WritableBuffer) -> None:
+def _copy(target: memoryview, at: int, source: WritableBuffer) -> None:
     view = memoryview(source).cast("B")
     size = len(view)
     if view.readonly:

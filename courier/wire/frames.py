@@ -240,7 +240,7 @@ def encode_small(
     return frame if seals is None else frame + seals.next(frame)
 
 
-def _plain(buffer: memoryview | WritableBuffer) -> memoryview:
+def _plain(buffer: WritableBuffer) -> memoryview:
     return memoryview(buffer).cast("B")
 
 
@@ -506,7 +506,7 @@ class _LongFrame:
             )
         assert self._mapper is not None
         memories = self._mapper(self._regions)
-        buffers: list[memoryview | WritableBuffer] = []
+        buffers: list[WritableBuffer] = []
         for size, where in self._places:
             if where:
                 offset = where & ((1 << _OFFSET_BITS) - 1)
