@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 MAX_CHUNKS = 64
 _MAX_DESCRIPTORS = 64
 _DESCRIPTOR_BYTES = array.array("i").itemsize
-_TLS_PIECE_BYTES = 1 << 18
+#: What is encrypted before it is sent. In smaller pieces the peer decrypts the first one meanwhile;
+#: where there is more than one large one, it does so anyway, and larger ones cost less.
+_TLS_PIECE_BYTES, _TLS_SOON_BYTES = 1 << 18, 40 << 10
 _TLS_HANDSHAKE_BYTES = 1 << 12
 # Plain numbers, because to combine members of an enumeration takes as long as the system call.
 DONTWAIT = int(socket.MSG_DONTWAIT)
@@ -272,17 +274,19 @@ class TlsCarrier(SocketCarrier):
             if self._unsent:
                 raise BlockingIOError
         write = self._tls.write
+        is_more = sum(map(len, chunks)) > _TLS_PIECE_BYTES
+        limit = _TLS_PIECE_BYTES if is_more else _TLS_SOON_BYTES
         taken = 0
         with self._lock:
             for chunk in chunks:
                 piece = chunk
-                if taken + len(chunk) > _TLS_PIECE_BYTES:
-                    piece = memoryview(chunk).cast("B")[: _TLS_PIECE_BYTES - taken]
+                if taken + len(chunk) > limit:
+                    piece = memoryview(chunk).cast("B")[: limit - taken]
                 while len(piece):
                     written = write(piece)  # one record at a time
                     taken += written
                     piece = memoryview(piece)[written:] if written < len(piece) else b""
-                if taken >= _TLS_PIECE_BYTES:
+                if taken >= limit:
                     break
             ciphertext = self._outgoing.read()
         self._send_all(ciphertext)
