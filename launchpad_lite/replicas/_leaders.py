@@ -5,6 +5,7 @@ that each leader sends and receives at the same time, and each connection carrie
 each direction at most twice.
 """
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-_CHUNK_BYTES = 1 << 20
-#: Chunks that a leader has sent, and its neighbour has not received, at most.
-_IN_FLIGHT = 8
+_CHUNK_BYTES = 1 << 22
+#: Items that a leader has sent, and others have not received, at most.
+_MOST_OPEN = 8
+#: Chunks of its own part that a leader sends before the first one comes.
+_AHEAD = 4
 
 
 class Courier:
@@ -58,11 +61,8 @@ class Courier:
 
     def put(self, rank: int, key: Any, item: Any) -> "concurrent.futures.Future[None]":
         """Sends something to a replica. It must not change until the future is done."""
-        put: concurrent.futures.Future[None] = self._peers[rank].futures.replica_put(
-            self._generation, key, item
-        )
-        put.add_done_callback(_read)  # after an error no caller waits for it
-        return put
+        put = self._peers[rank].futures.replica_put
+        return put(self._generation, key, item)  # type: ignore[no-any-return]
 
     def take(self, key: Any) -> Any:
         """Waits for an item from another replica."""
@@ -122,81 +122,82 @@ class Leaders:
         """Returns the value of each leader, by rank."""
         self._turn += 1
         others = [rank for rank in self._ranks if rank != self._courier.rank]
-        key = (self._turn, self._courier.rank)
-        sent = [(self._courier.put(rank, key, item), rank) for rank in others]
-        items = {rank: self._courier.take((self._turn, rank)) for rank in others}
-        for future, rank in sent:
-            self._courier.wait(future, rank)
+        with _OpenPuts(self._courier) as puts:
+            for rank in others:
+                puts.send(rank, (self._turn, self._courier.rank), item)
+            items = {rank: self._courier.take((self._turn, rank)) for rank in others}
         return {**items, self._courier.rank: item}
 
     def all_reduce(self, array: "Array", operation: ArrayOperation) -> None:
         """Combines the arrays of all leaders, in place.
 
-        For each part, a partial result goes around once, and then the result.
+        For each part, a partial result goes around once, and then the result. A chunk comes back as
+        a result only where its partial results have been, so that its memory may change by then.
         """
         self._turn += 1
         size, at = len(self._ring), self._at
+        after = self._ring[(at + 1) % size]
         parts = [array[begin:end] for begin, end in self._shares(len(array))]
-        sending = _Sending(self._courier, self._ring[(at + 1) % size], self._turn)
-        for chunk in _chunks(parts[at]):
-            sending.send(0, chunk)
-        for step in range(2 * size - 2):
-            for number, chunk in enumerate(_chunks(parts[(at - step - 1) % size])):
-                got = self._courier.take((self._turn, step, number))
-                if step < size - 1:
-                    operation.combine([chunk, got], chunk, last=step == size - 2)
-                else:
-                    chunk[:] = got
-                if step < 2 * size - 3:
-                    sending.send(step + 1, chunk)
-        sending.finish()
+        own = enumerate(_chunks(parts[at]))
+        with _OpenPuts(self._courier) as puts:
+
+            def send_own(count: int | None) -> None:
+                for number, chunk in itertools.islice(own, count):
+                    puts.send(after, (self._turn, 0, number), chunk)
+
+            send_own(_AHEAD)
+            for step in range(2 * size - 2):
+                for number, chunk in enumerate(_chunks(parts[(at - step - 1) % size])):
+                    got = self._courier.take((self._turn, step, number))
+                    if step < size - 1:
+                        operation.combine([chunk, got], chunk, last=step == size - 2)
+                    else:
+                        chunk[:] = got
+                    if step < 2 * size - 3:
+                        puts.send(after, (self._turn, step + 1, number), chunk)
+                    send_own(1)
+                send_own(None)  # it may have one chunk more than others
 
     def broadcast(self, array: "Array", source: int) -> None:
         """Copies the array of one leader to all, in place: along the ring."""
         self._turn += 1
         size = len(self._ring)
         hops = (self._at - self._ring.index(source)) % size
-        sending = _Sending(self._courier, self._ring[(self._at + 1) % size], self._turn)
-        for number, chunk in enumerate(_chunks(array)):
-            if hops:
-                chunk[:] = self._courier.take((self._turn, 0, number))
-            if hops < size - 1:
-                sending.send(0, chunk)
-        sending.finish()
+        with _OpenPuts(self._courier) as puts:
+            for number, chunk in enumerate(_chunks(array)):
+                if hops:
+                    chunk[:] = self._courier.take((self._turn, number))
+                if hops < size - 1:
+                    puts.send(self._ring[(self._at + 1) % size], (self._turn, number), chunk)
 
     def _shares(self, length: int) -> Iterator[tuple[int, int]]:
         size = len(self._ring)
         return (share(length, index, size) for index in range(size))
 
 
-class _Sending:
-    """Chunks on their way to the next leader."""
+class _OpenPuts:
+    """Items on their way to other leaders. The end of the context waits until all have arrived."""
 
-    def __init__(self, courier: Courier, rank: int, turn: int) -> None:
+    def __init__(self, courier: Courier) -> None:
         self._courier = courier
-        self._rank = rank
-        self._turn = turn
-        self._step = -1
-        self._number = 0
-        self._futures: deque[concurrent.futures.Future[None]] = deque()
+        self._open: deque[tuple[concurrent.futures.Future[None], int]] = deque()
 
-    def send(self, step: int, chunk: "Array") -> None:
-        """Sends the next chunk of a step.
+    def __enter__(self) -> "_OpenPuts":
+        return self
 
-        A caller that waits for the answers knows that the memory of the chunks may change. Within a
-        ring that is known before: a result comes back only where its partial results have been.
-        """
-        self._number = self._number + 1 if step == self._step else 0
-        self._step = step
-        key = (self._turn, step, self._number)
-        self._futures.append(self._courier.put(self._rank, key, chunk))
-        while len(self._futures) > _IN_FLIGHT:
-            self._courier.wait(self._futures.popleft(), self._rank)
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            while self._open and kind is None:
+                self._courier.wait(*self._open.popleft())
+        finally:
+            for put, _ in self._open:
+                put.add_done_callback(_read)  # after an error no caller waits for it
 
-    def finish(self) -> None:
-        """Waits until all has arrived."""
-        while self._futures:
-            self._courier.wait(self._futures.popleft(), self._rank)
+    def send(self, rank: int, key: Any, item: Any) -> None:
+        """Sends an item, which must not change until it has arrived; waits while many are open."""
+        self._open.append((self._courier.put(rank, key, item), rank))
+        while len(self._open) > _MOST_OPEN:
+            self._courier.wait(*self._open.popleft())
 
 
 def _read(future: "concurrent.futures.Future[None]") -> None:
