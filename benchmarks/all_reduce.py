@@ -1,11 +1,15 @@
-"""The sum of arrays that processes of one machine have, in each of them: ours, and what else there is.
+"""The sum of arrays that processes have, in each of them: ours, and what else there is.
 
     python -m benchmarks.all_reduce --rounds=3 --write
+    python -m benchmarks.all_reduce --rounds=3 --hosts --write
+
+The processes are on one machine; or two, each in a network namespace of its own, as on hosts.
 
 All peers are started, then they take turns, in each round and for each size; those that wait sleep.
 A time is that of the slowest process. With `--write` the tables go to docs/benchmarks.md.
 """
 
+import contextlib
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -13,6 +17,7 @@ from pathlib import Path
 
 from benchmarks import page
 from benchmarks.environments import ROOT, Installed, Peer, install_all, machine, options
+from benchmarks.namespaces import Namespaces
 from benchmarks.processes import PeerError, Process, adopt_orphans, end_orphans
 from benchmarks.report import versions
 
@@ -32,21 +37,31 @@ PEERS = (
     ),
     Peer("copy_reductions", "a copy in each process", ("numpy",)),
 )
+#: Between hosts: the peers, and of those with TLS.
+HOST_PEERS = (
+    PEERS[3],
+    PEERS[2],
+    Peer("ring_reductions", "a ring of bare sockets", ("numpy",)),
+)
 _KIB = 1 << 10
 _TIMEOUT_S = 180.0
 #: How long one measurement is to take, and how many calls it has at most and at least.
 _BUDGET_S, _MOST, _LEAST = 0.3, 500, 3
 
-#: By peer and size: seconds per call, of each round.
-Results = dict[tuple[str, int], list[float]]
+#: The command and the variables of the process on each host.
+Hosts = Sequence[tuple[Sequence[str], dict[str, str]]]
+#: By peer and size: seconds and page faults per call, of each round.
+Results = dict[tuple[str, int], list[tuple[float, float]]]
 
 
-def start(installed: Sequence[Installed], folder: Path, workers: int) -> dict[str, Process]:
+def start(
+    installed: Sequence[Installed], folder: Path, workers: int, hosts: Hosts = ()
+) -> dict[str, Process]:
     """Starts what can be started, so that it waits."""
     processes = {}
     for one in installed:
         command = [str(one.interpreter), str(one.peer.script)]
-        process = Process(command, one.variables, {}, folder / f"{one.peer.name}.log")
+        process = Process(command, one.variables, {"hosts": hosts}, folder / f"{one.peer.name}.log")
         try:
             process.ask("start", _TIMEOUT_S, workers=workers)
         except PeerError as error:
@@ -57,25 +72,31 @@ def start(installed: Sequence[Installed], folder: Path, workers: int) -> dict[st
     return processes
 
 
-def measure(process: Process, size: int) -> float:
-    """Returns seconds per call.
+def measure(process: Process, size: int) -> tuple[float, float]:
+    """Returns seconds and page faults per call.
 
     Raises:
         PeerError: There is no result.
     """
     process.ask("prepare", _TIMEOUT_S, size=size)
-    once: float = process.ask("measure", _TIMEOUT_S, calls=1)
+    once, _ = process.ask("measure", _TIMEOUT_S, calls=1)
     calls = max(_LEAST, min(_MOST, int(_BUDGET_S / max(once, 1e-6))))
-    took: float = process.ask("measure", _TIMEOUT_S, calls=calls)
+    took, faults = process.ask("measure", _TIMEOUT_S, calls=calls)
     process.ask("prepare", _TIMEOUT_S, size=0)
-    return took
+    return took, faults
 
 
-def run(installed: Sequence[Installed], workers: int, sizes: Sequence[int], rounds: int) -> Results:
+def run(
+    installed: Sequence[Installed],
+    workers: int,
+    sizes: Sequence[int],
+    rounds: int,
+    hosts: Hosts = (),
+) -> Results:
     """Measures all peers with so many processes."""
     results: Results = {}
     with tempfile.TemporaryDirectory(prefix="all-reduce-") as folder:
-        processes = start(installed, Path(folder), workers)
+        processes = start(installed, Path(folder), workers, hosts)
         try:
             for size in sizes:
                 for _ in range(rounds):
@@ -108,10 +129,11 @@ def table(
     return "\n".join(lines)
 
 
-def _cell(own: Sequence[float], first: Sequence[float] | None) -> str:
-    median = statistics.median(own)
+def _cell(own: Sequence[tuple[float, float]], first: Sequence[tuple[float, float]] | None) -> str:
+    median, faults = map(statistics.median, zip(*own, strict=True))
     text = f"{median * 1e3:,.1f} ms" if median >= 0.01 else f"{median * 1e6:,.0f} µs"
-    return text + (f" ({median / statistics.median(first):.2f})" if first else "")
+    ratio = f" ({median / statistics.median([each for each, _ in first]):.2f})" if first else ""
+    return f"{text}{ratio}, {faults:,.0f}"
 
 
 def _title(size: int) -> str:
@@ -125,23 +147,48 @@ def main() -> None:
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4, 8])
     sizes = [4 * _KIB, 64 * _KIB, _KIB**2, 16 * _KIB**2, 64 * _KIB**2, 256 * _KIB**2]
     parser.add_argument("--sizes", type=int, nargs="+", default=sizes, help="in bytes")
+    parser.add_argument("--hosts", action="store_true", help="two, as root, instead of one machine")
     chosen = parser.parse_args()
     adopt_orphans()
-    peers = [peer for peer in PEERS if peer.name in chosen.peers]
+    peers = HOST_PEERS if chosen.hosts else [each for each in PEERS if each.name in chosen.peers]
     installed, absent = install_all(peers)
     caption = (
         "How long it takes until each process has the sum of all arrays of float32, medians of "
-        f"{chosen.rounds} rounds. In brackets: times the first row. {machine()}."
+        f"{chosen.rounds} rounds. In brackets: times the first row. Behind it: page faults per sum "
+        f"in one process. {machine()}."
     )
     parts = [caption, versions(installed).rstrip()]
-    for workers in chosen.processes:
-        results = run(installed, workers, chosen.sizes, chosen.rounds)
-        parts.append(f"{workers} processes:\n\n{table(peers, absent, results, chosen.sizes)}")
-        print(parts[-1], flush=True)
+    with contextlib.ExitStack() as stack:
+        if chosen.hosts:
+            namespaces = stack.enter_context(contextlib.closing(Namespaces()))
+            ways = {
+                "Two hosts": (2, _hosts(namespaces)),
+                "Two hosts with TLS; gloo has none": (
+                    2,
+                    _hosts(namespaces, RANK_TLS=str(namespaces.certificates)),
+                ),
+            }
+        else:
+            ways = {f"{count} processes": (count, ()) for count in chosen.processes}
+        for title, (workers, hosts) in ways.items():
+            results = run(installed, workers, chosen.sizes, chosen.rounds, hosts)
+            parts.append(f"{title}:\n\n{table(peers, absent, results, chosen.sizes)}")
+            print(parts[-1], flush=True)
     text = "\n\n".join(parts)
     print(text)
     if chosen.write:
-        page.put("all_reduce", text)
+        page.put("all_reduce_of_hosts" if chosen.hosts else "all_reduce", text)
+
+
+def _hosts(namespaces: Namespaces, **variables: str) -> Hosts:
+    ends = (
+        (namespaces.server, namespaces.server_host),
+        (namespaces.client, namespaces.client_host),
+    )
+    return [
+        (command, {"RANK_HOST": host, "RANK_INTERFACE": "wire", **variables})
+        for command, host in ends
+    ]
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ class Namespaces:
     """Lives until `close`. Needs root, iproute2 and openssl."""
 
     server_host = _SERVER_HOST
+    client_host = _CLIENT_HOST
 
     def __init__(self) -> None:
         """Makes the namespaces.

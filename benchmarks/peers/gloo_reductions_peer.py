@@ -15,17 +15,17 @@ class Gloo(reductions.Rank):
         torch.set_num_threads(1)
         if self.rank == 0:
             self._store = distributed.TCPStore(
-                "127.0.0.1", 0, self.size, is_master=True, wait_for_workers=False
+                reductions.HOST, 0, self.size, is_master=True, wait_for_workers=False
             )
-            return self._store.port
+            return reductions.HOST, self._store.port
         return None
 
     def join(self, addresses):
         """Makes the process group."""
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ.get("RANK_INTERFACE", "lo")
         if self.rank:
             self._store = distributed.TCPStore(
-                "127.0.0.1", addresses[0], self.size, is_master=False, wait_for_workers=False
+                *addresses[0], self.size, is_master=False, wait_for_workers=False
             )
         distributed.init_process_group(
             "gloo", store=self._store, rank=self.rank, world_size=self.size

@@ -1,8 +1,10 @@
 """What the peers of `benchmarks.all_reduce` have in common: ranks that add up arrays together."""
 
+import functools
 import json
 import multiprocessing.connection
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -12,6 +14,9 @@ from typing import Any
 import harness
 
 _KEY = b"reductions"
+#: Where this rank is, and the folder of its certificates, if they are to be used.
+HOST = os.environ.get("RANK_HOST", "127.0.0.1")
+TLS = os.environ.get("RANK_TLS")
 
 
 class Rank:
@@ -95,14 +100,20 @@ def serve_rank(make: Callable[[int, int], Rank], rank: int, size: int, address: 
             connection.send(result)
 
 
-def _times(rank: Rank, array: Any, calls: int) -> float:
-    """Returns seconds per call."""
+def _times(rank: Rank, array: Any, calls: int) -> tuple[float, float]:
+    """Returns seconds and page faults per call."""
     rank.fill(array, 0.0)  # so that sums stay what they are
     rank.reduce(array)
+    faults = _page_faults()
     began_at = time.perf_counter()
     for _ in range(calls):
         rank.reduce(array)
-    return (time.perf_counter() - began_at) / calls
+    took = time.perf_counter() - began_at
+    return took / calls, (_page_faults() - faults) / calls
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def main(
@@ -119,18 +130,18 @@ def main(
         serve_rank(make, int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
         return
     answers = harness.open_answers()
-    sys.stdin.readline()  # the set-up of other peers
+    hosts = json.loads(sys.stdin.readline()).get("hosts", [])
     started: list[Ranks] = []
 
     def start(workers: int) -> None:
-        started.append(Ranks(_start(workers, launch or run_script)))
+        started.append(Ranks(_start(workers, launch or functools.partial(run_script, hosts=hosts))))
 
     def prepare(size: int) -> None:
         started[0].all("prepare", size)
 
-    def measure(calls: int) -> float:
-        """Returns seconds per call, of the slowest rank."""
-        return max(started[0].all("measure", calls))
+    def measure(calls: int) -> tuple[float, float]:
+        """Returns seconds and page faults per call, of the slowest rank."""
+        return tuple(map(max, zip(*started[0].all("measure", calls), strict=True)))
 
     calls = {"start": start, "prepare": prepare, "measure": measure}
     for line in sys.stdin:
@@ -139,10 +150,12 @@ def main(
         harness.answer(answers, lambda call=call, request=request: call(**request))
 
 
-def run_script(workers: int, address: str) -> None:
-    """Starts ranks that run this script."""
+def run_script(workers: int, address: str, hosts: Sequence[Any]) -> None:
+    """Starts ranks that run this script; on each host, by its command and with its variables."""
     for rank in range(workers):
-        subprocess.Popen([sys.executable, sys.argv[0], str(rank), str(workers), address])
+        prefix, variables = hosts[rank] if hosts else ((), {})
+        command = [*prefix, sys.executable, sys.argv[0], str(rank), str(workers), address]
+        subprocess.Popen(command, env={**os.environ, **variables})
 
 
 def _start(workers: int, launch: Callable[[int, str], None]) -> list[Any]:
