@@ -70,13 +70,7 @@ class GrpcDoor:
         self._has_ended = False
 
     def admit(self, sock: socket.socket, data: bytes, peer: str) -> None:
-        """Hands a connection to gRPC; returns at once.
-
-        Args:
-            sock: The connection.
-            data: The bytes already read from it.
-            peer: The peer, as text.
-        """
+        """Hands a connection to gRPC; returns at once."""
         with self._lock:
             if self._stopping or self._coming == _MAX_COMING:
                 sock.close()

@@ -383,10 +383,6 @@ def _exposed_methods(obj: object, hidden: Collection[str] = ()) -> dict[str, Cal
 
     Asks the object (`dir` and `getattr`), not its type, so that wrappers which
     forward attributes expose what they wrap. A callable object also has `__call__`.
-
-    Args:
-        obj: The served object.
-        hidden: Names to leave out.
     """
     methods: dict[str, Callable[..., Any]] = {}
     for name in dir(obj):

@@ -18,11 +18,7 @@ class Tunnels:
     """Forwards relayed connections from host to host. Thread-safe."""
 
     def __init__(self, hosts: Mapping[str, AgentHost]) -> None:
-        """Starts to forward what agents relay.
-
-        Args:
-            hosts: All hosts.
-        """
+        """Starts to forward what agents relay."""
         self._hosts = hosts
         self._lock = threading.Lock()
         #: The two ends of each connection.

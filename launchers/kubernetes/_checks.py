@@ -69,10 +69,6 @@ _FREE = frozenset({"data", "options", "volumeAttributes"})
 def mistakes(objects: Sequence[Mapping[str, Any]], names: Names) -> list[str]:
     """Returns which names, quantities and sizes no API server would take.
 
-    Args:
-        objects: Of a run, as JSON.
-        names: Theirs.
-
     Returns:
         One text for each mistake: whose object, the field, what is wrong and what to do.
     """

@@ -218,10 +218,7 @@ class Api:
         cls,
         context: str | None = None,
         namespace: str | None = None,
-        *,
-        timing: Timing = DEFAULT,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
+        **waiting: Any,
     ) -> "Api":
         """Returns the cluster that kubectl would speak with, once it has answered.
 
@@ -229,9 +226,7 @@ class Api:
             context: Of the kubeconfig; by default its current one. Inside of a cluster, where there
                 is no kubeconfig, that cluster is meant.
             namespace: By default that of the context, and `default` if it names none.
-            timing: Limits and pauses.
-            clock: Returns seconds.
-            sleep: Waits for some seconds between two attempts.
+            waiting: As for `Api`.
 
         Raises:
             MissingExtraError: The official client is not installed.
@@ -272,7 +267,7 @@ class Api:
             ) from error
         if found.impersonates:
             client.default_headers["Impersonate-User"] = found.impersonates
-        api = cls(client, namespace or found.namespace, timing=timing, clock=clock, sleep=sleep)
+        api = cls(client, namespace or found.namespace, **waiting)
         try:
             api._demand("list", "Pod", query=_ONE)
             api._was_let_in = True

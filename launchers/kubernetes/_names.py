@@ -93,54 +93,27 @@ class Names:
         return f"{self.run}-order"
 
     def work(self, part: int) -> str:
-        """Names the Secret with a part of the nodes' work.
-
-        Args:
-            part: Counted from 0.
-        """
+        """Names the Secret with a part, counted from 0, of the nodes' work."""
         return f"{self.run}-work-{part}"
 
     def slug(self, label: str) -> str:
-        """Returns the short name of a group in names and labels.
-
-        Args:
-            label: That of the group.
-        """
+        """Returns the short name of a group in names and labels."""
         return self.groups[label][len(self.run) + 1 :]
 
     def job(self, label: str) -> str:
-        """Returns the name of the Job of a group, as the cluster has it.
-
-        Args:
-            label: That of the group.
-        """
+        """Returns the name of the Job of a group, as the cluster has it."""
         return f"{self.groups[label]}-0" if self.jobset else self.groups[label]
 
     def host(self, label: str, replica: int) -> str:
-        """Returns the host name of a node's pod, which it keeps when it is replaced.
-
-        Args:
-            label: That of the node's group.
-            replica: The node's index in the group.
-        """
+        """Returns the host name of a node's pod, which it keeps when it is replaced."""
         return f"{self.job(label)}-{replica}"
 
     def address(self, label: str, replica: int) -> str:
-        """Returns the name by which a node's pod is found in the namespace.
-
-        Args:
-            label: That of the node's group.
-            replica: The node's index in the group.
-        """
+        """Returns the name by which a node's pod is found in the namespace."""
         return f"{self.host(label, replica)}.{self.groups[label]}"
 
     def describe(self, kind: str, name: str) -> str:
-        """Returns a description of an object that users understand; they never see most of its names.
-
-        Args:
-            kind: Like `Job`.
-            name: Its name.
-        """
+        """Returns a description of an object that users understand; they never see most of its names."""
         for label, own in self.groups.items():
             if name in (own, self.job(label)):
                 return f"{kind} of group {label!r}"

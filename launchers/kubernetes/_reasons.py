@@ -50,12 +50,7 @@ _NEWEST = 1 << 30
 
 
 def wait_of(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str | None:
-    """Returns what a pod waits for, in one line; None if it waits for nothing that is known.
-
-    Args:
-        pod: As the server has it.
-        events: Warnings about it, the latest last.
-    """
+    """Returns what a pod waits for, in one line; None if for nothing that is known. The latest event is last."""
     status = pod.get("status", {})
     if status.get("phase") in ("Succeeded", "Failed"):
         return None
@@ -75,12 +70,7 @@ def wait_of(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str 
 
 
 def wait_of_job(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str | None:
-    """Returns why a Job makes no pods, in one line; None if it does, as far as is known.
-
-    Args:
-        job: As the server has it.
-        events: Warnings about it, the latest last.
-    """
+    """Returns why a Job makes no pods, in one line; None if it does. The latest event is last."""
     queue = (job["metadata"].get("labels") or {}).get("kueue.x-k8s.io/queue-name")
     if job.get("spec", {}).get("suspend"):
         return f"its turn in the queue {queue!r}" if queue else "its admission"
@@ -95,11 +85,7 @@ def wait_of_job(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
 
 
 def waiting_lines(waits: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns a line for each reason, with the nodes that wait for it.
-
-    Args:
-        waits: Nodes by what they wait for.
-    """
+    """Returns a line for each reason, with the nodes that wait for it."""
     return [
         f"{named(nodes, MAX_NAMED)} {'waits' if len(nodes) == 1 else 'wait'}: {what}"
         for what, nodes in waits.items()
@@ -121,13 +107,7 @@ def trouble_lines(troubles: Mapping[str, Sequence[str]]) -> list[str]:
 def loss_of(
     pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]], container: str
 ) -> str | None:
-    """Returns how a pod was lost, as in "its pod ..."; None if it is well, or ended as it should.
-
-    Args:
-        pod: As the server had it last.
-        events: Warnings about it, the latest last.
-        container: The one that matters.
-    """
+    """Returns how a pod was lost, as in "its pod ..."; None if it is well. The latest event is last."""
     status = pod.get("status", {})
     ended = _ended(pod, container)
     if ended.get("reason") == "OOMKilled":

@@ -54,12 +54,7 @@ _LOG_S = 10.0
 
 
 def main(folder: str, members: dict[str, bytes]) -> int:
-    """Runs the program and returns the exit code of the pod.
-
-    Args:
-        folder: With the order.
-        members: Of the blob.
-    """
+    """Runs the program and returns the exit code of the pod."""
     records = RecordWriter(_records_descriptor(), (Path(folder) / "key").read_bytes())
     order: PodOrder = pickle.loads(members["order"])
     signals = StopSignals()
@@ -221,13 +216,7 @@ class _Pace:
         self._shown_at = -math.inf
 
     def allows(self, status: Sequence[NodeStatus], awaited: Sequence[str], now: float) -> bool:
-        """Returns whether to print this one.
-
-        Args:
-            status: How all nodes are.
-            awaited: As for `RecordWriter.status`.
-            now: Monotonic time.
-        """
+        """Returns whether to print this one."""
         outline = [*map(_outline, status), awaited]
         size = _NODE_BYTES * len(status)
         # Half the allowed rate, so that room is left for changes.

@@ -111,12 +111,7 @@ class Allocation:
 
 
 def main(folder: str, members: dict[str, bytes]) -> int:
-    """Runs the program and returns the exit code of the job.
-
-    Args:
-        folder: Of the run.
-        members: Of the blob.
-    """
+    """Runs the program and returns the exit code of the job."""
     run = RunFolder(Path(folder))
     run.begin(os.environ["SLURM_JOB_ID"])
     order: JobOrder = pickle.loads(members["order"])

@@ -294,9 +294,6 @@ def batch_script(
 def node_lists(environment: Mapping[str, str]) -> list[tuple[int | None, str]]:
     """Returns the hosts of the allocation that a process is in: an expression for each component.
 
-    Args:
-        environment: Of the process.
-
     Returns:
         Number of the component, None if there is only one, and its hosts as Slurm writes them.
     """

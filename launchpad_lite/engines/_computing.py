@@ -239,13 +239,7 @@ class Computing:
     def scatter(
         self, shuffle: Shuffled, source: int, items: Iterator[Any]
     ) -> Iterator[tuple[int, bytes]]:
-        """Yields chunks of items, each with the partition of a wide operation that gets them.
-
-        Args:
-            shuffle: The wide operation.
-            source: Which of its inputs this is.
-            items: What the input has.
-        """
+        """Yields chunks of items, each with the partition of a wide operation that gets them."""
         place = shuffle.place(source)
         if shuffle.kind == "reduce":
             assert shuffle.function is not None

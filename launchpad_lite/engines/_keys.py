@@ -55,13 +55,7 @@ def hash_of(key: Key) -> int:
 
 
 def unknown_key(where: str, key: object, known: Iterable[Key]) -> UnknownKeyError:
-    """Returns the error of a key that was never set.
-
-    Args:
-        where: The node that was asked.
-        key: The key.
-        known: All keys that it has.
-    """
+    """Returns the error of a key that was never set."""
     names = [repr(each) for each in known]
     near = difflib.get_close_matches(repr(key), names, n=3)
     if near:

@@ -364,11 +364,7 @@ class RingMember:
         self._enter(OwnedPart(self._me, None, self._seq, entries), ())
 
     async def join(self, entries: Sequence[Contact]) -> None:
-        """Asks once to be let onto the ring; it may be on it afterwards.
-
-        Args:
-            entries: Whom to ask.
-        """
+        """Asks once to be let onto the ring; it may be on it afterwards."""
         owner, _, _ = await self.find(self._me.place, entries)
         await self._call(owner, "admit", self._me, self._seq)
 

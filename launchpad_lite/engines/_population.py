@@ -106,12 +106,7 @@ class Population(Generic[W]):
     """
 
     def __init__(self, barrier: Barrier, rng: random.Random) -> None:
-        """Makes one without workers.
-
-        Args:
-            barrier: The rule.
-            rng: For samples.
-        """
+        """Makes one without workers."""
         self._barrier = barrier
         self._rng = rng
         self._steps: dict[W, int] = {}

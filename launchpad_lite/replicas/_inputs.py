@@ -147,13 +147,7 @@ class SharedPipeline:
     def __init__(
         self, pipeline: Pipeline, parts: int, split: Callable[[Any, int], Sequence[Any]]
     ) -> None:
-        """Makes one.
-
-        Args:
-            pipeline: Makes the batches.
-            parts: How many replicas there are.
-            split: Divides a batch.
-        """
+        """Makes one."""
         self._pipeline = pipeline
         self._parts = parts
         self._split = split
@@ -195,11 +189,7 @@ class Inputs:
     """
 
     def __init__(self, take: Callable[[], Batch]) -> None:
-        """Makes it.
-
-        Args:
-            take: Fetches the next batch.
-        """
+        """Makes it."""
         self.last: Any = None
         self._take = take
         self._took_s = 0.0
@@ -228,10 +218,7 @@ class Inputs:
     def next(self, *, is_last: bool) -> Any:
         """Returns the next batch, after `has_next`; begins to fetch the one after it, if allowed.
 
-        Without a next one, returns the last one again.
-
-        Args:
-            is_last: Whether no other one is needed.
+        Without a next one, returns the last one again. `is_last` says that no other one is needed.
         """
         if self._next is not None and self._next.is_there:
             may_overlap, self._next = self._next.may_overlap, None

@@ -15,11 +15,7 @@ class JaxMesh:
     """Devices of JAX, one for each replica of this process."""
 
     def __init__(self, devices: Sequence[Any]) -> None:
-        """Makes it.
-
-        Args:
-            devices: Of the replicas, in order.
-        """
+        """Makes it."""
         import jax
         import numpy as np
 

@@ -70,14 +70,7 @@ class TrainingProgress:
     def note(
         self, step: int, results: Sequence[Any], shares: Sequence[Share], more: str = ""
     ) -> None:
-        """Notes a step, and shows the progress if it is time.
-
-        Args:
-            step: How many were made.
-            results: Of the replicas.
-            shares: Of the replicas.
-            more: More text to show.
-        """
+        """Notes that `step` steps were made, and shows the progress if it is time."""
         if self._writer is not None:
             for path, value in _means(results):
                 self._writer.add_scalar(path, value, step)

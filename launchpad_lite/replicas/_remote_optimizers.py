@@ -221,13 +221,7 @@ class TorchRemote(RemoteOptimizer):
     """An optimizer of PyTorch. Its parameters are divided among the servers."""
 
     def __init__(self, optimizer: Any, index: int, servers: int) -> None:
-        """Makes `step` keep the gradients.
-
-        Args:
-            optimizer: The optimizer.
-            index: As for `remote`.
-            servers: As for `remote`.
-        """
+        """Makes `step` keep the gradients; index and servers as for `remote`."""
         self._optimizer = optimizer
         #: By key, the indices of groups, and of parameters in them.
         self._places = {
@@ -490,13 +484,7 @@ class FunctionalServer(ServerOptimizer):
     """An optimizer with `init` and `update`, on a server."""
 
     def __init__(self, optimizer: Any, parameters: Any, state: Any) -> None:
-        """Takes it over.
-
-        Args:
-            optimizer: The optimizer.
-            parameters: Nested arrays.
-            state: Its state.
-        """
+        """Takes it over."""
         self._optimizer = optimizer
         self._parameters = parameters
         self._state = state

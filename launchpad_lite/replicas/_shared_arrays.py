@@ -100,14 +100,7 @@ class SharedArrays:
     def all_reduce(
         self, array: "Array", operation: ArrayOperation, enter: Enter, *, last: bool
     ) -> None:
-        """Combines the arrays of all, in place.
-
-        Args:
-            array: Of this replica.
-            operation: How.
-            enter: The first meeting.
-            last: Whether these are all replicas.
-        """
+        """Combines the arrays of all, in place; `enter` makes the first meeting."""
         place = self._own.find(array)
         parts = self._parts(array)
         if not place[0]:
@@ -119,13 +112,7 @@ class SharedArrays:
             self._reduce_in_chunks(parts, operation, last, answer is Answer.SAME)
 
     def broadcast(self, array: "Array", source: int, enter: Enter) -> None:
-        """Copies the array of one replica to all, in place.
-
-        Args:
-            array: Of this replica.
-            source: The index of that replica.
-            enter: The first meeting.
-        """
+        """Copies the array of the replica with the index `source` to all, in place."""
         is_source = source == self._group.index
         if array.nbytes <= SLOT_BYTES:
             if is_source:

@@ -360,11 +360,7 @@ class SharedGroup:
             raise ReplicaLostError(f"replica {report.buffer} cannot go on")
 
     def _wait(self, missing: Callable[[int], bool]) -> None:
-        """Waits for a message on the own bell.
-
-        Args:
-            missing: Whether a report is still missing.
-        """
+        """Waits for a message on the own bell, if the report of an index is `missing`."""
         while True:
             lost = [index for index in self._ended if missing(index)]
             ready = {descriptor for descriptor, _ in self._poll.poll(0 if lost else None)}

@@ -21,12 +21,7 @@ class Bucket:
     """
 
     def __init__(self, collectives: "Collectives", parameters: Sequence[Any]) -> None:
-        """Makes the memory.
-
-        Args:
-            collectives: Of this replica.
-            parameters: Of one type, on one device.
-        """
+        """Makes the memory for parameters of one type, on one device."""
         import torch
         from torch.utils.weak import TensorWeakRef
 

@@ -207,9 +207,6 @@ class Outbox:
         """Waits for outcomes of outstanding tasks; returns each once, and progress.
 
         Acknowledge each once it is saved, so that a restart does not need it again.
-
-        Args:
-            wait_s: Seconds to wait at most.
         """
         self.begun = []
         self._beat()

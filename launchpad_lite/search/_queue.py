@@ -412,14 +412,7 @@ class Queue:
         progress: Iterable[TaskProgress],
         now: float,
     ) -> dict[str, bool]:
-        """Renews leases; returns the tasks that the worker is to stop, and whether by force.
-
-        Args:
-            worker: The worker that reports.
-            held: Tokens of its tasks, by id.
-            progress: The reports of its tasks.
-            now: The time.
-        """
+        """Renews the leases of `held`, tokens of tasks by id; returns tasks to stop, and whether by force."""
         self._begin(now)
         known = self._workers.get(worker.name)
         if known is not None and known.life == worker.life:
