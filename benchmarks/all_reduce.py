@@ -181,13 +181,9 @@ def main() -> None:
 
 
 def _hosts(namespaces: Namespaces, **variables: str) -> Hosts:
-    ends = (
-        (namespaces.server, namespaces.server_host),
-        (namespaces.client, namespaces.client_host),
-    )
     return [
         (command, {"RANK_HOST": host, "RANK_INTERFACE": "wire", **variables})
-        for command, host in ends
+        for host, command in namespaces.hosts
     ]
 
 

@@ -49,6 +49,16 @@ class Namespaces:
         """The command that runs another one at the client's end."""
         return ("ip", "netns", "exec", self._names[1])
 
+    @property
+    def hosts(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """The address of each end, and the command that runs another one there as on its own host.
+
+        Processes of the two ends do not see each other, so that they cannot share memory.
+        """
+        alone = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+        ends = ((self.server_host, self.server), (self.client_host, self.client))
+        return tuple((host, (*command, *alone)) for host, command in ends)
+
     def close(self) -> None:
         """Removes both namespaces, and the wire with them."""
         for name in self._names:

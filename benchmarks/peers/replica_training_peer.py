@@ -9,6 +9,7 @@ import torch
 
 from examples.image_classification.program import Settings, batches
 from examples.image_classification.torch_classifier import Classifier
+from launchers.hosts import HostsLauncher
 from launchpad_lite import replicas
 
 
@@ -29,7 +30,25 @@ def train(repl, steps, began_at):
     return at[0] - began_at, [after - before for before, after in itertools.pairwise(at)]
 
 
+class Hosts(HostsLauncher):
+    """Hosts that commands reach."""
+
+    description = "hosts of a benchmark"
+    interface = 1
+
+    def __init__(self, commands):
+        """Takes the command of each host, by its address."""
+        super().__init__(sorted(commands))
+        self._commands = commands
+
+    def command(self, host, there):
+        """Returns the command that runs another one there."""
+        return [*self._commands[host.name], *there]
+
+
 if __name__ == "__main__":
-    number, steps = map(int, sys.argv[1:])
+    number, steps = map(int, sys.argv[1:3])
+    hosts = json.loads(sys.argv[3])
     repl = replicas.MultiWorkerReplicator(number)
-    print(json.dumps(repl.launch(train, steps, time.time())))
+    launcher = Hosts(hosts) if hosts else "local_mp"
+    print(json.dumps(repl.launch(train, steps, time.time(), launcher=launcher)))
