@@ -93,6 +93,7 @@ class ApiError(LaunchError):
         status: HTTP status; None if there was no answer.
         reason: Kubernetes' word for it, like `AlreadyExists`.
         said: The server's own words: a text for each field that it named.
+        attempts: How often the request was sent.
         is_final: Whether the server refuses only this request. A server that has just started refuses
             all requests.
     """
@@ -108,6 +109,7 @@ class ApiError(LaunchError):
         self.status = status
         self.reason = reason
         self.said = said
+        self.attempts = 0
         self.is_final = False
 
 
@@ -309,11 +311,10 @@ class Api:
         annotations = {**(meta.get("annotations") or {}), CREATED_BY_ANNOTATION: author}
         signed = {**obj, "metadata": {**meta, "annotations": annotations}}
         query = {"fieldValidation": "Strict"}
-        tries = _Tries()
         try:
-            return self._demand("create", kind, meta["name"], query=query, body=signed, tries=tries)
+            return self._demand("create", kind, meta["name"], query=query, body=signed)
         except ApiError as error:
-            if error.reason != "AlreadyExists" or tries.count == 1:
+            if error.reason != "AlreadyExists" or error.attempts == 1:
                 raise
             # An earlier attempt may have succeeded, and only its answer got lost.
             try:
@@ -515,9 +516,7 @@ class Api:
             query["tailLines"] = tail
         request = self._request("get", "Pod", pod, "log", query=query)
         response = self._try(
-            request,
-            lambda: self._send(request, self._timing.log_silence_s),
-            cancellation=cancellation,
+            request, lambda: self._send(request, self._timing.log_silence_s), cancellation
         )
         rest = b""
         for line in _lines(response, cancellation or Cancellation()):
@@ -542,9 +541,7 @@ class Api:
         request = self._request("watch", kind, query=query)
         began = self._clock()
         response = self._try(
-            request,
-            lambda: self._send(request, self._timing.watch_silence_s),
-            cancellation=cancellation,
+            request, lambda: self._send(request, self._timing.watch_silence_s), cancellation
         )
         for line in _lines(response, cancellation):
             try:
@@ -588,13 +585,12 @@ class Api:
         *,
         query: Mapping[str, Any] | None = None,
         body: Mapping[str, Any] | None = None,
-        tries: "_Tries | None" = None,
         cancellation: Cancellation | None = None,
         patience_s: float = math.inf,
     ) -> Json:
         request = self._request(verb, kind, name, query=query, body=body)
         return self._try(
-            request, lambda: json.loads(self._send(request).data), tries, cancellation, patience_s
+            request, lambda: json.loads(self._send(request).data), cancellation, patience_s
         )
 
     def _request(
@@ -707,7 +703,6 @@ class Api:
         self,
         request: "_ApiRequest",
         attempt: Callable[[], T],
-        tries: "_Tries | None" = None,
         cancellation: Cancellation | None = None,
         patience_s: float = math.inf,
     ) -> T:
@@ -715,11 +710,11 @@ class Api:
         import kubernetes.config
         import urllib3.exceptions
 
-        tries = tries or _Tries()
+        attempts = 0
         pause_s = self._timing.request_pause_s
         give_up_at = self._clock() + patience_s
         while True:
-            tries.count += 1
+            attempts += 1
             asked_s = 0.0
             try:
                 return attempt()
@@ -728,7 +723,7 @@ class Api:
                 passes = refused.status in _PASSING or failure.reason == "Conflict"
                 if refused.status in (401, 403):
                     # Asked from the second attempt on: the server may have loaded its roles since the first.
-                    passes = self._was_let_in and (tries.count == 1 or self._refuses_all())
+                    passes = self._was_let_in and (attempts == 1 or self._refuses_all())
                     failure.is_final = not passes
                 asked_s = _asked_pause(refused.headers)
             except urllib3.exceptions.SSLError as error:
@@ -748,7 +743,8 @@ class Api:
                     f"{request.attempted}: the kubeconfig's way to get credentials failed: "
                     f"{_plain(error)}. Log in again"
                 ) from error
-            is_last = tries.count >= self._timing.attempts or self._clock() >= give_up_at
+            failure.attempts = attempts
+            is_last = attempts >= self._timing.attempts or self._clock() >= give_up_at
             if not passes or is_last:
                 raise failure
             # Random, so that the launchers of a cluster do not all try at the same time.
@@ -844,13 +840,6 @@ class _ApiRequest:
     def attempted(self) -> str:
         """The beginning of a message."""
         return f"cannot {self.verb} {self.object or self.path}".rstrip()
-
-
-@dataclass
-class _Tries:
-    """How often a request was sent."""
-
-    count: int = 0
 
 
 class _Refused(Exception):  # noqa: N818 - never leaves this module
