@@ -45,7 +45,7 @@ def ask_listed(command: str, words: Sequence[str], *, follow: bool) -> None:
     Args:
         command: One of `COMMANDS`; `status` without words lists all programs.
         words: The program (its name, or the number of the process that launched it; by default the
-            newest), then nodes (`label` or `label[replica]`; by default all).
+            newest, but `stop` asks for one of several), then nodes (`label` or `label[replica]`; by default all).
         follow: Whether `logs` continues until the program ends.
 
     Raises:
@@ -68,7 +68,7 @@ def ask_listed(command: str, words: Sequence[str], *, follow: bool) -> None:
             "no program of this user runs on this machine. For one that outlives its launcher, name "
             f"that: --launcher=slurm{logs}"
         )
-    entry, nodes = _choose(entries, words)
+    entry, nodes = _choose(command, entries, words)
     where = f"{entry.program!r} of process {entry.pid}"
     try:
         with entry.inspector() as inspector:
@@ -83,14 +83,15 @@ def ask_listed(command: str, words: Sequence[str], *, follow: bool) -> None:
 
 
 def _choose(
-    entries: Sequence[RegistryEntry], words: Sequence[str]
+    command: str, entries: Sequence[RegistryEntry], words: Sequence[str]
 ) -> tuple[RegistryEntry, Sequence[str]]:
     """Returns the chosen program and nodes."""
-    if words:
-        for entry in entries:
-            if words[0] in (entry.program, str(entry.pid)):
-                return entry, words[1:]
-    return entries[0], words
+    named = [each for each in entries if words and words[0] in (each.program, str(each.pid))]
+    meant = named or entries
+    if command == "stop" and len(meant) > 1:
+        which = ", ".join(f"{each.program} of process {each.pid}" for each in meant)
+        raise LaunchError(f"which program is to stop? Name one, or its process: {which}")
+    return meant[0], words[1:] if named else words
 
 
 def _ask(

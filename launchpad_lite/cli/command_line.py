@@ -80,8 +80,8 @@ commands:
            before it, what that needs. --json prints JSON
 
 commands for programs of yours that run on this machine: [PROGRAM [NODE ...]], where PROGRAM is the name
-of the program or the number of the process that launched it (the newest, if none is named), and NODE is
-label or label[replica]:
+of the program or the number of the process that launched it (the newest, if none is named; `stop` asks
+which, if there are several), and NODE is label or label[replica]:
   status   show how its nodes are; without a name, list all programs
   logs     show what its nodes printed; -f: go on until it ends
   stop     stop it in order, and wait for its end
@@ -114,6 +114,7 @@ _FLAG_OF: dict[str, Flag[Any]] = {
 _COMMANDS = ("run", "plan", "render", "emit")
 _RESTORE = "restore"
 _DOCTOR = "doctor"
+_WITHOUT_PROGRAM = (*COMMANDS_OF_RUNS, _RESTORE, _DOCTOR)
 _COMPAT = "--compat"
 #: Exit code after a wrong command line, as of argparse.
 _USAGE_ERROR = 2
@@ -133,8 +134,8 @@ def run_script(make_program: Callable[..., Program], **options: Any) -> NoReturn
 
     The command line may hold flags (ours and those that the script defines with absl), arguments of
     `make_program` by name (converted to its annotations or defaults), options of the launcher, and
-    first a command: `run` (the default), `plan`, `render`, `emit`, or one for programs that run already
-    (`status`, `logs`, `stack`, `why`, `stop`). It refuses unknown arguments, and answers `--help` and
+    first a command: `run` (the default), `plan`, `render`, `emit`, one for programs that run already
+    (`status`, `logs`, `stack`, `why`, `stop`), `restore` or `doctor`. It refuses unknown arguments, and answers `--help` and
     `--version`. The exit code is the program's.
 
     Args:
@@ -193,15 +194,8 @@ def _run(arguments: list[str]) -> int:
         return 0
     command = _take_command(rest)
     output = _take_option(rest, "output") if command in ("render", "emit") else None
-    if command in COMMANDS_OF_RUNS:
-        return _ask_run(command, rest)
-    if command in (_RESTORE, _DOCTOR) and _wants_help(rest):
-        print(_usage())  # noqa: T201
-        return 0
-    if command == _RESTORE:
-        return _restore_checkpoint(rest)
-    if command == _DOCTOR:
-        return _diagnose(rest)
+    if command in _WITHOUT_PROGRAM:
+        return _do_without_program(command, rest)
     launcher, options = _take_launcher(rest, command)
     path = _take_path(rest)
     with importing("python -m launchpad_lite.launch"):
@@ -264,14 +258,18 @@ def _run_script(
     _, *rest = parse_known([sys.argv[0], *arguments])
     if _is_answered(rest):
         return 0
-    if rest and rest[0] in COMMANDS_OF_RUNS:
-        return _ask_run(rest.pop(0), rest)
-    command = rest.pop(0) if rest and rest[0] in _COMMANDS else "run"
+    # A word after `--name` may be its value.
+    has_command = all("=" in each for each in rest[: _first_word(rest)])
+    command = _take_command(rest) if has_command else "run"
+    if command in _WITHOUT_PROGRAM:
+        return _do_without_program(command, rest)
     output = _take_option(rest, "output") if command in ("render", "emit") else None
     own = signature_of(function).parameters
     launcher, options = _take_launcher(rest, command, own)
     if _wants_help(rest):
-        print(_describe(Path(sys.argv[0]).name, function, options))  # noqa: T201
+        print(_describe(f"{Path(sys.argv[0]).name} [COMMAND]", function, options))  # noqa: T201
+        commands = ", ".join((*_COMMANDS, *_WITHOUT_PROGRAM))
+        print(f"\ncommands (python -m launchpad_lite.launch --help describes them): {commands}")  # noqa: T201
         return 0
     with importing("lp.main"):
         program = make_program(function, function.__name__, rest, options)
@@ -360,11 +358,17 @@ def _run_named_script(path: str, command: str, launcher: str, rest: list[str]) -
     os.execv(sys.executable, [sys.executable, *script, command, *given])  # noqa: S606 - needs no shell
 
 
-def _ask_run(command: str, rest: list[str]) -> int:
-    """Runs a command for a running program; if a launcher is named, for one that it finds again."""
+def _do_without_program(command: str, rest: list[str]) -> int:
     if _wants_help(rest):
         print(_usage())  # noqa: T201
         return 0
+    if command == _RESTORE:
+        return _restore_checkpoint(rest)
+    return _diagnose(rest) if command == _DOCTOR else _ask_run(command, rest)
+
+
+def _ask_run(command: str, rest: list[str]) -> int:
+    """Runs a command for a running program; if a launcher is named, for one that it finds again."""
     follow = command == "logs" and _take_switch(rest, "follow")
     has_launcher = launcher_flag().value is not None
     launcher, options = _take_launcher(rest, command)
@@ -410,7 +414,7 @@ def _take_switch(rest: list[str], name: str) -> bool:
 
 def _take_command(rest: list[str]) -> str:
     index = _first_word(rest)
-    if index < len(rest) and rest[index] in (*_COMMANDS, *COMMANDS_OF_RUNS, _RESTORE, _DOCTOR):
+    if index < len(rest) and rest[index] in (*_COMMANDS, *_WITHOUT_PROGRAM):
         return rest.pop(index)
     return "run"
 

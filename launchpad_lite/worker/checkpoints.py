@@ -237,14 +237,14 @@ class CheckpointStore:
         Raises:
             CheckpointError: There is none of this name, or it is damaged; or as `save`.
         """
+        import shutil
+
         old = self._folder / name
+        if damage := _damage(old, thoroughly=True):
+            known = ", ".join(each.name for each in self.versions())
+            raise CheckpointError(f"{old}: {damage}. There are: {known or 'none'}")
 
         def write(state: Path) -> None:
-            import shutil
-
-            if damage := _damage(old, thoroughly=True):
-                known = ", ".join(each.name for each in self.versions())
-                raise CheckpointError(f"{old}: {damage}. There are: {known or 'none'}")
             shutil.copytree(old / _STATE, state, symlinks=True, dirs_exist_ok=True)
 
         return CheckpointStore(self._folder, keep=sys.maxsize).save(write).parent
@@ -547,7 +547,7 @@ def _damage(checkpoint: Path, *, thoroughly: bool) -> str:
     try:
         wanted = _read_manifest(checkpoint)
     except FileNotFoundError:
-        return "it has no manifest"
+        return "it has no manifest" if checkpoint.exists() else "it is not there"
     except OSError as error:
         return f"its manifest cannot be read: {error}"
     except ValueError as error:

@@ -168,8 +168,10 @@ def test_an_older_checkpoint_is_restored_by_its_name(command: Command, tmp_path:
     assert [each.name for each in store.versions()] == ["00000001", "00000002", "00000003"]
     code, _, err = command("restore", str(old.with_name("00000009")))
     assert code == 2
-    assert "00000009: it has no manifest. There are: 00000001, 00000002, 00000003" in err
+    assert "00000009: it is not there. There are: 00000001, 00000002, 00000003" in err
     assert len(store.versions()) == 3
+    assert command("restore", str(tmp_path / "none" / "0" / "00000001"))[0] == 2
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.slow
@@ -378,7 +380,8 @@ if __name__ == "__main__":
     ("arguments", "code", "words"),
     [
         (["--launcher=local_mt", "--times", "2", "--greeting=hi"], 0, "hihi\n"),
-        (["plan", "--times=3"], 0, "greeter[0]  PyNode(greet)"),
+        (["--times=3", "plan"], 0, "greeter[0]  PyNode(greet)"),
+        (["--help"], 0, "run, plan, render, emit, status, logs"),
         (["--version"], 0, lp.__version__),
         (
             ["--laucher=local_mt"],

@@ -189,15 +189,17 @@ def test_nodes_that_are_threads_show_where_they_are(shell: Shell) -> None:
     assert "what its nodes print is not kept" in told
 
 
-def test_the_newest_is_meant_and_what_is_not_there_is_told(shell: Shell) -> None:
+def test_the_newest_is_meant_but_not_stopped_and_what_is_not_there_is_told(shell: Shell) -> None:
     older, newer = (lp.launch(make_program(name), "test_mt") for name in ("older", "newer"))
-    shown, told = shell("status", "stack nothing", "stop actor", "stop")
+    shown, told = shell("status", "stack nothing", "stop", "stop newer actor", "stop newer")
     assert newer.wait().outcome is lp.Outcome.STOPPED
     assert older.result is None
     older.stop()
     rows = [line.split()[0] for line in shown.splitlines()[:3]]
     assert rows == ["program", "newer", "older"]
     assert "there is no program or node 'nothing'. Nodes: buffer[0], actor[0], actor[1]" in told
+    both = ", ".join(f"{name} of process {os.getpid()}" for name in ("newer", "older"))
+    assert f"which program is to stop? Name one, or its process: {both}" in told
     assert "newer: running; `stop` ends whole programs, not nodes: actor" in told
 
 
