@@ -7,13 +7,16 @@ page that is there: 64 MiB in fresh pages cost 16,384 page faults.
 import contextlib
 import ctypes
 import mmap
+import resource
 import time
 import weakref
 from typing import Any
 
-#: Unused memory that is kept, in all and for how long.
-_MAX_IDLE_BYTES = 256 << 20
+#: Unused memory that is kept, in all and for how long; where a process has a limit, it counts.
+_MAX_IDLE_BYTES, _MAX_IDLE_PART = 256 << 20, 16
 _IDLE_S = 15.0
+#: The least step between two sizes.
+_LEAST_STEP_BYTES = 1 << 16
 
 
 class _ReusableMemory:
@@ -28,8 +31,8 @@ class _ReusableMemory:
         self.idle_since = 0.0
 
 
-#: Unused blocks by their size, a power of two; the newest is last. Finalisers change it, so it has
-#: no lock, and each step is one call.
+#: Unused memory by its size; the newest is last. Finalisers change it, so it has no lock, and each
+#: step is one call.
 _idle: dict[int, list[_ReusableMemory]] = {}
 
 
@@ -39,11 +42,13 @@ def take(size_bytes: int) -> memoryview:
     Raises:
         OSError, OverflowError, ValueError: There is not so much.
     """
-    size = 1 << (size_bytes - 1).bit_length()
+    # Rounded by a thirty-second at most, so that sizes fit more often.
+    step = max(_LEAST_STEP_BYTES, 1 << (size_bytes.bit_length() - 6))
+    size = -(-size_bytes // step) * step
     try:
         block = _idle[size].pop()
     except (KeyError, IndexError):
-        block = _ReusableMemory(size)  # untouched pages cost nothing, so sizes are rounded
+        block = _ReusableMemory(size)
     # All views refer to this object, and it alone to the memory.
     lease = block.kind.from_buffer(block.memory)
     weakref.finalize(lease, _give_back, block).atexit = False
@@ -51,10 +56,12 @@ def take(size_bytes: int) -> memoryview:
 
 
 def _give_back(block: _ReusableMemory) -> None:
-    size = len(block.memory)
-    if size + sum(each * len(blocks) for each, blocks in list(_idle.items())) > _MAX_IDLE_BYTES:
+    size, (limit, _) = len(block.memory), resource.getrlimit(resource.RLIMIT_DATA)
+    is_limited = limit != resource.RLIM_INFINITY
+    most = min(_MAX_IDLE_BYTES, limit // _MAX_IDLE_PART) if is_limited else _MAX_IDLE_BYTES
+    if size + sum(each * len(blocks) for each, blocks in list(_idle.items())) > most:
         tidy(0.0)  # the newest is the likeliest to be wanted again
-    if size <= _MAX_IDLE_BYTES:
+    if size <= most:
         block.idle_since = time.monotonic()
         _idle.setdefault(size, []).append(block)
 
