@@ -230,7 +230,7 @@ class Tasks:
 
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + _CLEANUP_S
-        while (tasks := asyncio.all_tasks() - {asyncio.current_task()}) and loop.time() < ends_at:
+        while (tasks := _all_tasks(loop) - {asyncio.current_task()}) and loop.time() < ends_at:
             for task in tasks:
                 self.cancel(task)
             await asyncio.wait(tasks, timeout=_LOOK_S)
@@ -238,6 +238,23 @@ class Tasks:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=_LOOK_S)
+
+
+def _all_tasks(loop: "asyncio.AbstractEventLoop") -> "set[asyncio.Task[Any]]":
+    """Returns the tasks of the running loop.
+
+    Another thread asks: since Python 3.14 this one sees no tasks that the loop made in other threads.
+    """
+    import asyncio
+
+    found: list[set[asyncio.Task[Any]]] = []
+    thread = threading.Thread(target=lambda: found.append(asyncio.all_tasks(loop)), daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the system gives no thread
+        return asyncio.all_tasks()
+    thread.join()
+    return found[0]
 
 
 def _new_loop() -> "asyncio.AbstractEventLoop":

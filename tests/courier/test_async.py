@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import courier
+from courier.lowlevel import Tasks
 from tests.courier.conftest import Serve
 from tests.courier.waiting import wait_until
 
@@ -188,6 +189,27 @@ def test_the_stop_cancels_what_tasks_begin_as_they_clean_up(serve: Serve) -> Non
     _until(lambda: service.begun == ["wait"])
     assert server.stop(0.05) == []
     assert service.heir.cancelled()
+
+
+def test_the_end_cancels_what_was_begun_while_the_loop_ran_in_another_thread() -> None:
+    ended: list[str] = []
+
+    async def stay() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            ended.append("stay")
+
+    async def begin() -> "asyncio.Task[None]":
+        task = asyncio.create_task(stay())
+        await asyncio.sleep(0)
+        return task
+
+    tasks = Tasks()
+    task = tasks.run(begin())  # in this thread; from then on in one of its own
+    assert tasks.end(10) == []
+    assert ended == ["stay"]
+    assert task.cancelled()
 
 
 def test_the_stop_cancels_what_goes_on_without_its_caller(serve: Serve) -> None:
