@@ -60,6 +60,7 @@ class BackgroundReader:
                 thread.start()
                 # Not before: a thread that the system refused must not count.
                 self._thread = thread
+                reused.begin(self)
 
     def dismiss(self, link: Link, descriptor: int) -> None:
         """Forgets a link that has ended; before its descriptor is closed."""
@@ -121,6 +122,7 @@ class BackgroundReader:
         """Checks all links once, and waits; returns whether it is still needed."""
         self._stirred = False
         clear_up()
+        reused.tidy()
         pause = self._look_around()
         if pause is None or pause > _LED_TICK_S:
             self._asleep = True
@@ -135,6 +137,7 @@ class BackgroundReader:
                     del self._links[descriptor]
             if not self._links and not self._attended:
                 self._thread = None
+                reused.end(self)
                 return False
         events = watcher.poll(_IDLE_S if pause is None else pause)
         if not events and pause is None:
@@ -172,7 +175,6 @@ class BackgroundReader:
         for link in links:
             link.tidy()
         frozen.tidy()
-        reused.tidy()
 
     def _look_around(self) -> float | None:
         """Checks all links that need it; returns when to check again."""

@@ -152,6 +152,7 @@ class ConnectionServer:
     def start(self) -> None:
         """Begins to serve."""
         SWITCH_INTERVAL.begin()
+        reused.begin(self)
         self.is_healthy = True
         self._add(_Listener(self, self._listener, Way.PORT))
         if self._local is not None:
@@ -529,7 +530,7 @@ class ConnectionServer:
         self._work.clear()
         alive = [thread.name for thread in threads if thread.is_alive()]
         frozen.tidy(0.0)
-        reused.tidy(0.0)
+        reused.end(self)
         if not alive:
             self._is_closed = True
             self._watcher.close()

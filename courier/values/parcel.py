@@ -383,7 +383,7 @@ def writable_copy(data: bytes | memoryview) -> WritableBuffer:
 
 
 def allocate(size_bytes: int) -> WritableBuffer:
-    """Returns writable memory of this size; pages are touched only when they are used."""
+    """Returns writable memory of this size, with any bytes in it; pages are touched at their use."""
     if size_bytes < _REUSED_BYTES:
         return bytearray(size_bytes)
     from courier.values import reused  # ctypes takes milliseconds to load

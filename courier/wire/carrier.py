@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 MAX_CHUNKS = 64
 _MAX_DESCRIPTORS = 64
 _DESCRIPTOR_BYTES = array.array("i").itemsize
-#: What is encrypted before it is sent. In smaller pieces the peer decrypts the first one meanwhile;
-#: where there is more than one large one, it does so anyway, and larger ones cost less.
+#: Bytes that are encrypted before they are sent. A message of one large piece goes in small ones: the
+#: peer decrypts the first while this side encrypts the next. For longer messages it does so anyway.
 _TLS_PIECE_BYTES, _TLS_SOON_BYTES = 1 << 18, 40 << 10
 _TLS_HANDSHAKE_BYTES = 1 << 12
 # Plain numbers, because to combine members of an enumeration takes as long as the system call.
@@ -274,8 +274,8 @@ class TlsCarrier(SocketCarrier):
             if self._unsent:
                 raise BlockingIOError
         write = self._tls.write
-        is_more = sum(map(len, chunks)) > _TLS_PIECE_BYTES
-        limit = _TLS_PIECE_BYTES if is_more else _TLS_SOON_BYTES
+        is_long = sum(map(len, chunks)) > _TLS_PIECE_BYTES
+        limit = _TLS_PIECE_BYTES if is_long else _TLS_SOON_BYTES
         taken = 0
         with self._lock:
             for chunk in chunks:

@@ -1,3 +1,5 @@
+import gc
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -5,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from courier.values.parcel import allocate
 from tests.courier.conftest import Serve, go_by
 
 
@@ -12,11 +15,19 @@ class Node:
     def echo(self, value: Any) -> Any:
         return value
 
+    def keep(self, value: Any) -> None:
+        self.kept = [value]
+
 
 @pytest.fixture
-def client(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Any:
+def node() -> Node:
+    return Node()
+
+
+@pytest.fixture
+def client(node: Node, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Of a server to which arrays travel over a socket."""
-    return serve(Node(), **go_by("tcp", monkeypatch))[1]
+    return serve(node, **go_by("tcp", monkeypatch))[1]
 
 
 def _address(array: Any) -> int:
@@ -65,3 +76,26 @@ def test_memory_is_used_again_only_when_no_view_of_it_is_left(client: Any) -> No
     before, after = addresses(), addresses()
     assert before & after
     assert _address(view) - 5 * 8 not in before | after
+
+
+def test_what_the_collector_destroys_finds_its_bytes_to_the_end(client: Any, node: Node) -> None:
+    size, seen = 300_000, list[int]()
+
+    class Holder:
+        def __init__(self, view: memoryview) -> None:
+            self.view, self.itself = view, self
+
+        def __del__(self) -> None:
+            memory = allocate(size)
+            memory[:] = bytes(size)
+            seen.append(self.view[0])
+
+    client.keep(pickle.PickleBuffer(bytearray(b"a") * size))
+    Holder(node.kept.pop())
+    gc.collect()
+    assert seen == [ord("a")]
+
+
+def test_a_received_view_is_of_the_message_alone(client: Any, node: Node) -> None:
+    client.keep(pickle.PickleBuffer(bytearray(300_000)))
+    assert len(memoryview(node.kept[0].obj)) == 300_000
