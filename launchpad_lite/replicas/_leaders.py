@@ -188,7 +188,8 @@ class _OpenPuts:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             while self._open and kind is None:
-                self._courier.wait(*self._open.popleft())
+                self._courier.wait(*self._open[0])
+                self._open.popleft()
         finally:
             for put, _ in self._open:
                 put.add_done_callback(_read)  # after an error no caller waits for it
@@ -197,7 +198,8 @@ class _OpenPuts:
         """Sends an item, which must not change until it has arrived; waits while many are open."""
         self._open.append((self._courier.put(rank, key, item), rank))
         while len(self._open) > _MOST_OPEN:
-            self._courier.wait(*self._open.popleft())
+            self._courier.wait(*self._open[0])
+            self._open.popleft()
 
 
 def _read(future: "concurrent.futures.Future[None]") -> None:
