@@ -93,7 +93,7 @@ class ApiError(LaunchError):
         status: HTTP status; None if there was no answer.
         reason: Kubernetes' word for it, like `AlreadyExists`.
         said: The server's own words: a text for each field that it named.
-        attempts: How often the request was sent.
+        attempts: How often the request was sent; 0 if that is not known.
         is_final: Whether the server refuses only this request. A server that has just started refuses
             all requests.
     """

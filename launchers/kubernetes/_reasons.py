@@ -50,7 +50,7 @@ _NEWEST = 1 << 30
 
 
 def wait_of(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str | None:
-    """Returns what a pod waits for, in one line; None if for nothing that is known. The latest event is last."""
+    """Returns what a pod waits for, in one line; None if for nothing that is known. `events`: the latest last."""
     status = pod.get("status", {})
     if status.get("phase") in ("Succeeded", "Failed"):
         return None
@@ -70,7 +70,7 @@ def wait_of(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str 
 
 
 def wait_of_job(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str | None:
-    """Returns why a Job makes no pods, in one line; None if it does. The latest event is last."""
+    """Returns why a Job makes no pods, in one line; None if it does, as far as is known."""
     queue = (job["metadata"].get("labels") or {}).get("kueue.x-k8s.io/queue-name")
     if job.get("spec", {}).get("suspend"):
         return f"its turn in the queue {queue!r}" if queue else "its admission"
@@ -107,7 +107,7 @@ def trouble_lines(troubles: Mapping[str, Sequence[str]]) -> list[str]:
 def loss_of(
     pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]], container: str
 ) -> str | None:
-    """Returns how a pod was lost, as in "its pod ..."; None if it is well. The latest event is last."""
+    """Returns how a pod was lost, as in "its pod ..."; None if it is well or ended as it should."""
     status = pod.get("status", {})
     ended = _ended(pod, container)
     if ended.get("reason") == "OOMKilled":

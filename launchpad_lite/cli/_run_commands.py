@@ -88,9 +88,12 @@ def _choose(
     """Returns the chosen program and nodes."""
     named = [each for each in entries if words and words[0] in (each.program, str(each.pid))]
     meant = named or entries
-    if command == "stop" and len(meant) > 1:
-        which = ", ".join(f"{each.program} of process {each.pid}" for each in meant)
-        raise LaunchError(f"which program is to stop? Name one, or its process: {which}")
+    which = dict.fromkeys(f"{each.program} of process {each.pid}" for each in meant)
+    if command == "stop" and len(which) > 1:
+        unknown = "" if named or not words else f"no program is {words[0]!r}; "
+        raise LaunchError(
+            f"{unknown}which one is to stop? Name it, or its process: {', '.join(which)}"
+        )
     return meant[0], words[1:] if named else words
 
 

@@ -240,13 +240,17 @@ class CheckpointStore:
         import shutil
 
         old = self._folder / name
-        if damage := _damage(old, thoroughly=True):
-            known = ", ".join(each.name for each in self.versions())
-            raise CheckpointError(f"{old}: {damage}. There are: {known or 'none'}")
+
+        def check() -> None:
+            if damage := _damage(old, thoroughly=True):
+                known = ", ".join(each.name for each in self.versions())
+                raise CheckpointError(f"{old}: {damage}. There are: {known or 'none'}")
 
         def write(state: Path) -> None:
+            check()  # a running node may have removed it
             shutil.copytree(old / _STATE, state, symlinks=True, dirs_exist_ok=True)
 
+        check()  # first: to save makes a folder
         return CheckpointStore(self._folder, keep=sys.maxsize).save(write).parent
 
     def discard_incomplete(self) -> None:

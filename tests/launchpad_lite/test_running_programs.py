@@ -199,7 +199,7 @@ def test_the_newest_is_meant_but_not_stopped_and_what_is_not_there_is_told(shell
     assert rows == ["program", "newer", "older"]
     assert "there is no program or node 'nothing'. Nodes: buffer[0], actor[0], actor[1]" in told
     both = ", ".join(f"{name} of process {os.getpid()}" for name in ("newer", "older"))
-    assert f"which program is to stop? Name one, or its process: {both}" in told
+    assert f"which one is to stop? Name it, or its process: {both}" in told
     assert "newer: running; `stop` ends whole programs, not nodes: actor" in told
 
 
