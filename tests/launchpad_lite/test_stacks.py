@@ -153,13 +153,19 @@ class _AnswersAll:
     def __iter__(self) -> Any:
         return self
 
-    def __next__(self) -> None:
-        return None
+    def __next__(self) -> "asyncio.Future[None]":
+        return _future()
 
 
-def _waits_beside(_: object) -> Generator[None, None, None]:
-    while True:
-        yield
+def _waits_beside(_: object) -> "Generator[asyncio.Future[None], None, None]":
+    yield _future()
+
+
+def _future() -> "asyncio.Future[None]":
+    """Returns a future that makes the task wait to which it is yielded."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future._asyncio_future_blocking = True
+    return future
 
 
 @pytest.mark.parametrize("is_awaited", [True, False])
