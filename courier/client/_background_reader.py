@@ -122,7 +122,6 @@ class BackgroundReader:
         """Checks all links once, and waits; returns whether it is still needed."""
         self._stirred = False
         clear_up()
-        reused.tidy()
         pause = self._look_around()
         if pause is None or pause > _LED_TICK_S:
             self._asleep = True
@@ -140,8 +139,10 @@ class BackgroundReader:
                 reused.end(self)
                 return False
         events = watcher.poll(_IDLE_S if pause is None else pause)
-        if not events and pause is None:
-            self._tidy()
+        if not events:
+            reused.tidy()  # also beside a call that stays open
+            if pause is None:
+                self._tidy()
         if self._asleep or not events:
             # The caller may be about to wait for the answer itself.
             time.sleep(_TICK_S / 2)
