@@ -220,7 +220,10 @@ class Api:
         cls,
         context: str | None = None,
         namespace: str | None = None,
-        **waiting: Any,
+        *,
+        timing: Timing = DEFAULT,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> "Api":
         """Returns the cluster that kubectl would speak with, once it has answered.
 
@@ -228,7 +231,9 @@ class Api:
             context: Of the kubeconfig; by default its current one. Inside of a cluster, where there
                 is no kubeconfig, that cluster is meant.
             namespace: By default that of the context, and `default` if it names none.
-            waiting: As for `Api`.
+            timing: Limits and pauses.
+            clock: Returns seconds.
+            sleep: Waits for some seconds between two attempts.
 
         Raises:
             MissingExtraError: The official client is not installed.
@@ -269,7 +274,7 @@ class Api:
             ) from error
         if found.impersonates:
             client.default_headers["Impersonate-User"] = found.impersonates
-        api = cls(client, namespace or found.namespace, **waiting)
+        api = cls(client, namespace or found.namespace, timing=timing, clock=clock, sleep=sleep)
         try:
             api._demand("list", "Pod", query=_ONE)
             api._was_let_in = True
