@@ -21,14 +21,14 @@ class CourierPeer(harness.Peer):
             harness.Handlers(share),
             host=setup.host,
             thread_pool_size=harness.THREADS,
-            **_protection(setup),
+            **protection(setup),
         )
         self._server.start()
         return self._server.address
 
     def connect(self, setup: harness.Setup) -> None:
         """Makes a client."""
-        self._client = courier.Client(setup.address, **_protection(setup))
+        self._client = courier.Client(setup.address, **protection(setup))
 
     def method(self, name: str) -> Callable[..., Any]:
         """Returns a method of the client."""
@@ -55,7 +55,8 @@ class CourierPeer(harness.Peer):
             yield
 
 
-def _protection(setup: harness.Setup) -> dict[str, Any]:
+def protection(setup: harness.Setup) -> dict[str, Any]:
+    """Returns the options of servers and clients that prove themselves."""
     protection: dict[str, Any] = {"secret": courier.Secret(bytes.fromhex(setup.secret))}
     if setup.tls:
         if not hasattr(courier, "TlsCredentials"):

@@ -75,7 +75,7 @@ class FloorPeer(harness.BytesPeer):
         context = None
         if setup.tls:
             listening = socket.create_server((setup.host, 0))
-            context = _context(setup, ssl.Purpose.CLIENT_AUTH)
+            context = context_of(setup, ssl.Purpose.CLIENT_AUTH)
             address = listening.getsockname()
         else:
             listening = socket.socket(socket.AF_UNIX)
@@ -109,7 +109,7 @@ class FloorPeer(harness.BytesPeer):
         """Connects."""
         if setup.tls:
             host, port = setup.address
-            connected: socket.socket = _context(setup, ssl.Purpose.SERVER_AUTH).wrap_socket(
+            connected: socket.socket = context_of(setup, ssl.Purpose.SERVER_AUTH).wrap_socket(
                 socket.create_connection((host, port)), server_hostname=host
             )
         else:
@@ -175,7 +175,8 @@ def _write_file(array: Any) -> bytes:
     return f"/proc/{os.getpid()}/fd/{_file.fileno()}".encode()
 
 
-def _context(setup: harness.Setup, purpose: ssl.Purpose) -> ssl.SSLContext:
+def context_of(setup: harness.Setup, purpose: ssl.Purpose) -> ssl.SSLContext:
+    """Returns the context of one side, which both prove."""
     assert setup.tls is not None
     context = ssl.create_default_context(purpose, cafile=f"{setup.tls}/authority.pem")
     context.load_cert_chain(f"{setup.tls}/certificate.pem", f"{setup.tls}/key.pem")

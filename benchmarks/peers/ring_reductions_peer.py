@@ -5,6 +5,8 @@ import socket
 import ssl
 import threading
 
+import floor_peer
+import harness
 import reductions
 
 _CHUNK_BYTES = 1 << 20
@@ -73,11 +75,12 @@ def _wrapped(connected, *, is_server):
     if not reductions.TLS:
         return connected
     purpose = ssl.Purpose.CLIENT_AUTH if is_server else ssl.Purpose.SERVER_AUTH
-    context = ssl.create_default_context(purpose, cafile=f"{reductions.TLS}/authority.pem")
-    context.load_cert_chain(f"{reductions.TLS}/certificate.pem", f"{reductions.TLS}/key.pem")
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_REQUIRED
-    return context.wrap_socket(connected, server_side=is_server)
+    context = floor_peer.context_of(harness.Setup("", "", tls=reductions.TLS), purpose)
+    return context.wrap_socket(
+        connected,
+        server_side=is_server,
+        server_hostname=None if is_server else connected.getpeername()[0],
+    )
 
 
 if __name__ == "__main__":
