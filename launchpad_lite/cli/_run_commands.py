@@ -45,7 +45,8 @@ def ask_listed(command: str, words: Sequence[str], *, follow: bool) -> None:
     Args:
         command: One of `COMMANDS`; `status` without words lists all programs.
         words: The program (its name, or the number of the process that launched it; by default the
-            newest, but `stop` asks for one of several), then nodes (`label` or `label[replica]`; by default all).
+            newest, but `stop` asks for one of several), then nodes (`label` or `label[replica]`; by
+            default all).
         follow: Whether `logs` continues until the program ends.
 
     Raises:

@@ -134,8 +134,9 @@ def run_script(make_program: Callable[..., Program], **options: Any) -> NoReturn
 
     The command line may hold flags (ours and those that the script defines with absl), arguments of
     `make_program` by name (converted to its annotations or defaults), options of the launcher, and a
-    command, first or after `--name=value`: `run` (the default), `plan`, `render`, `emit`, one for programs that run already
-    (`status`, `logs`, `stack`, `why`, `stop`), `restore` or `doctor`. It refuses unknown arguments, and answers `--help` and
+    command, first or after `--name=value`: `run` (the default), `plan`, `render`, `emit`, one for
+    programs that run already (`status`, `logs`, `stack`, `why`, `stop`), `restore` or `doctor`. It
+    refuses unknown arguments, and answers `--help` and
     `--version`. The exit code is the program's.
 
     Args:
