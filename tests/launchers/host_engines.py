@@ -507,8 +507,10 @@ class Desk(abc.ABC):
         assert not left, "\n".join([*left, *(each.story for each in self.commands)])
 
     def leave(self) -> None:
+        """Ends what still runs; what commands printed is shown beside a failed test."""
         for command in self.commands:
             command.kill()
+            print(command.output)
 
 
 D = TypeVar("D", bound=Desk)
@@ -726,8 +728,10 @@ class KubernetesDesk(Desk):
 
 
 def is_python(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return Path(process.exe()).name.startswith("python")  # a worker has the name of its node
+    """Whether it runs Python by now; psutil would still tell the shell that it was before."""
+    with contextlib.suppress(OSError):  # it has ended
+        program = os.readlink(f"/proc/{process.pid}/exe")
+        return Path(program).name.startswith("python")  # a worker has the name of its node
     return False
 
 

@@ -224,7 +224,8 @@ def check_fault_during_the_start(ssh: SshDesk, stage: str, fault: str) -> None:
     interpreters, later_s = STAGES[stage]
     run = ssh.launch(connect_s=_CONNECT_S)
     poll_until(lambda: ssh.hosts.daemons("h2")[1:] or ssh.hosts.processes("h2"), 30)
-    poll_until(lambda: ssh.interpreters("h2") >= interpreters, 30)
+    poll_until(lambda: ssh.interpreters("h2") >= interpreters or run.process.poll() is not None, 30)
+    assert run.process.poll() is None, run.story
     time.sleep(later_s)  # about then; what is told below says what it met
     run.strike()
     if fault == "kill":
