@@ -34,30 +34,23 @@ main(launcher)
 
 
 class AgentLink(NamedTuple):
-    """How the launcher reaches an agent.
+    """How the launcher reaches an agent."""
 
-    Attributes:
-        process: Its input and output are the agent's; it ends with the agent.
-        frames: Reads the frames of the agent.
-        silence_s: Seconds of silence after which the agent counts as lost.
-        via: Command that reaches the host, and ends when its connection does; "" for this machine.
-        keeps_logs: Whether the agent keeps the output of nodes in files that are the launcher's too.
-        tidy: Cleans up after an agent that could not do so.
-        force: Ends the agent by force, and all that it leaves; None where this process does not reach the reaper.
-        explain: Returns the error output of the programs on the way, if any.
-        release: Called at the very end.
-        failure_code: Exit code of the agent if one of its nodes has failed; in a pod, the cluster reads it.
-    """
-
-    process: Reach
-    frames: LinkReader
-    silence_s: float = math.inf
+    process: Reach  # its input and output are the agent's; it ends with the agent
+    frames: LinkReader  # reads the frames of the agent
+    silence_s: float = math.inf  # seconds of silence after which the agent counts as lost
+    #: Command that reaches the host, and ends when its connection does; "" for this machine.
     via: str = ""
+    #: Whether the agent keeps the output of nodes in files that are the launcher's too.
     keeps_logs: bool = True
-    tidy: Callable[[], None] = lambda: None
+    tidy: Callable[[], None] = lambda: None  # cleans up after an agent that could not do so
+    #: Ends the agent by force, and all that it leaves; None where this process does not reach the
+    #: reaper.
     force: Callable[[], None] | None = None
+    #: Returns the error output of the programs on the way, if any.
     explain: Callable[[], str] = lambda: ""
-    release: Callable[[], None] = lambda: None
+    release: Callable[[], None] = lambda: None  # called at the very end
+    #: Exit code of the agent if one of its nodes has failed; in a pod, the cluster reads it.
     failure_code: int = 0
 
 

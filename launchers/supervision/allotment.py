@@ -22,17 +22,12 @@ _UNITS = {"cpu": "cores", "ram_gib": "GiB", "gpu": "devices"}
 
 
 class Allotment(NamedTuple):
-    """How a machine is divided.
+    """How a machine is divided."""
 
-    Attributes:
-        grants: What each executable gets, by its name; empty if there are mistakes.
-        mistakes: Why it cannot be done.
-        notes: Requests that are ignored, and why.
-    """
-
+    #: What each executable gets, by its name; empty if there are mistakes.
     grants: Mapping[str, Grant] = MappingProxyType({})
-    mistakes: Sequence[str] = ()
-    notes: Sequence[str] = ()
+    mistakes: Sequence[str] = ()  # why it cannot be done
+    notes: Sequence[str] = ()  # requests that are ignored, and why
 
 
 def allot(executables: Sequence[Executable], machine: Machine) -> Allotment:

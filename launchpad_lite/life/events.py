@@ -50,22 +50,15 @@ class Constructed(_NodeEvent):
 
 @dataclass(eq=False, repr=False)
 class Ended(_NodeEvent):
-    """A worker has ended, or could not be started.
+    """A worker has ended, or could not be started."""
 
-    Attributes:
-        failure: How it failed; None if it ended well.
-        stacks: The stacks of its threads before, if known.
-        for_good: Whether no restart can help, whatever its policy: no host is left for it.
-        dead_s: Seconds since its death, in which its child processes could end.
-        unasked: Whether it certainly died before it could notice a request to end.
-        wants_restart: Whether it has ended to start again, which is no failure of its own.
-    """
-
-    failure: NodeFailure | None = None
-    stacks: str = ""
+    failure: NodeFailure | None = None  # how it failed; None if it ended well
+    stacks: str = ""  # the stacks of its threads before, if known
+    #: Whether no restart can help, whatever its policy: no host is left for it.
     for_good: bool = False
-    dead_s: float = 0.0
-    unasked: bool = False
+    dead_s: float = 0.0  # seconds since its death, in which its child processes could end
+    unasked: bool = False  # whether it certainly died before it could notice a request to end
+    #: Whether it has ended to start again, which is no failure of its own.
     wants_restart: bool = False
 
 
@@ -176,42 +169,25 @@ IN_LIBRARY = "in code of the library"
 
 @dataclass(eq=False, repr=False)
 class ThreadActivity(_Message):
-    """What a thread of a node does, or a task of an event loop: its own code, or a call that it answers.
+    """What a thread of a node does, or a task of an event loop: its own code, or a call that it answers."""
 
-    Attributes:
-        runs: The method that answers the call, or the outermost function of its own code.
-        place: The innermost line of user code.
-        peer: Where the call that it answers comes from; empty: it answers none.
-        server: Name or address of the server for which it waits; empty: it waits for none.
-        method: The method that it has called there.
-        computes: Whether it uses the processor.
-        is_limited: Whether its wait for a server ends after some time.
-    """
-
-    runs: str
-    place: str
-    peer: str = ""
-    server: str = ""
-    method: str = ""
-    computes: bool = False
-    is_limited: bool = False
+    runs: str  # the method that answers the call, or the outermost function of its own code
+    place: str  # the innermost line of user code
+    peer: str = ""  # where the call that it answers comes from; empty: it answers none
+    server: str = ""  # name or address of the server for which it waits; empty: it waits for none
+    method: str = ""  # the method that it has called there
+    computes: bool = False  # whether it uses the processor
+    is_limited: bool = False  # whether its wait for a server ends after some time
 
 
 @dataclass(eq=False, repr=False)
 class Looked(_Message):
-    """What a node does now: the answer to `Look`.
-
-    Attributes:
-        node: Its name.
-        stacks: Of its threads, as text.
-        threads: What they do in user code.
-        is_full: Whether a call waits because all threads of a server answer others.
-    """
+    """What a node does now: the answer to `Look`."""
 
     node: str
-    stacks: str
-    threads: tuple[ThreadActivity, ...] = ()
-    is_full: bool = False
+    stacks: str  # of its threads, as text
+    threads: tuple[ThreadActivity, ...] = ()  # what they do in user code
+    is_full: bool = False  # whether a call waits because all threads of a server answer others
 
 
 NodeEvent = (

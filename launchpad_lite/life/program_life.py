@@ -61,19 +61,11 @@ MAX_RESTARTS_KEPT = 10_000
 
 @dataclass(frozen=True)
 class NodeTerms:
-    """A node of the program.
+    """A node of the program."""
 
-    Attributes:
-        name: `label[replica]`.
-        host: Its host, for messages.
-        calls: Nodes it calls.
-        restart: When it is restarted.
-        liveness: How it shows that it is not hung.
-    """
-
-    name: str
+    name: str  # `label[replica]`
     host: str = ""
-    calls: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()  # nodes it calls
     restart: RestartPolicy = NEVER
     liveness: Liveness = field(default_factory=Liveness)
 
@@ -104,33 +96,22 @@ class _By(enum.Enum):
 
 @dataclass
 class _LastStart:
-    """The last start of a node.
-
-    Attributes:
-        started_at: The time of the start.
-        constructed: Whether its object is constructed.
-        signs: The deadline of its next sign of life, by the name of the limit.
-        left_unasked: Whether its work was done before it was asked to end; None until then.
-        asked_by: Who asked it to end first.
-        failing: The failure that it announced.
-        failed: The failure that it reported, before its worker ended.
-        failed_by_itself: Whether its failure had another cause than the request to end.
-        verdict: Why it is ended alone.
-        asked_to_leave: Whether that follows a request from outside, which is not its fault.
-        reported: Whether its failure was reported.
-    """
+    """The last start of a node."""
 
     started_at: float = -math.inf
     constructed: bool = False
+    #: The deadline of its next sign of life, by the name of the limit.
     signs: dict[str, float] = field(default_factory=dict)
+    #: Whether its work was done before it was asked to end; None until then.
     left_unasked: bool | None = None
-    asked_by: _By = _By.NONE
-    failing: NodeFailure | None = None
-    failed: NodeFailure | None = None
-    failed_by_itself: bool = False
-    verdict: NodeFailure | None = None
+    asked_by: _By = _By.NONE  # who asked it to end first
+    failing: NodeFailure | None = None  # the failure that it announced
+    failed: NodeFailure | None = None  # the failure that it reported, before its worker ended
+    failed_by_itself: bool = False  # whether its failure had another cause than the request to end
+    verdict: NodeFailure | None = None  # why it is ended alone
+    #: Whether that follows a request from outside, which is not its fault.
     asked_to_leave: bool = False
-    reported: bool = False
+    reported: bool = False  # whether its failure was reported
 
     def note_asked(self) -> None:
         """Notes that we ask it to end."""
@@ -145,38 +126,24 @@ class _LastStart:
 
 @dataclass
 class _Hold:
-    """How a node that was asked to end delays the end of others that it calls.
+    """How a node that was asked to end delays the end of others that it calls."""
 
-    Attributes:
-        ignores_stop: Whether its code does not check for the stop.
-        calls_ended: Whether its new calls are refused.
-        delays_callees: While all stop: whether it delays its callees.
-        until: Until when it does.
-        share_ends: Until when it may, if it checks for the stop.
-        callers_left: How many nodes delay it.
-    """
-
-    ignores_stop: bool = False
-    calls_ended: bool = False
-    delays_callees: bool = False
-    until: float = math.inf
-    share_ends: float = math.inf
-    callers_left: int = 0
+    ignores_stop: bool = False  # whether its code does not check for the stop
+    calls_ended: bool = False  # whether its new calls are refused
+    delays_callees: bool = False  # while all stop: whether it delays its callees
+    until: float = math.inf  # until when it does
+    share_ends: float = math.inf  # until when it may, if it checks for the stop
+    callers_left: int = 0  # how many nodes delay it
 
 
 @dataclass
 class _Past:
-    """Earlier starts of a node.
+    """Earlier starts of a node."""
 
-    Attributes:
-        restarts: Restarts after failures, within the window of its policy.
-        cause: Its last failure, if it was restarted since.
-        quick_ends: How often it ended well soon after its start, since the last longer run.
-    """
-
+    #: Restarts after failures, within the window of its policy.
     restarts: list[Restart] = field(default_factory=list)
-    cause: NodeFailure | None = None
-    quick_ends: int = 0
+    cause: NodeFailure | None = None  # its last failure, if it was restarted since
+    quick_ends: int = 0  # how often it ended well soon after its start, since the last longer run
 
 
 @dataclass

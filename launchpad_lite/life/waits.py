@@ -14,19 +14,12 @@ _MOST = 10
 
 @dataclass
 class ServingNode:
-    """A node as others call it.
+    """A node as others call it."""
 
-    Attributes:
-        state: As in `NodeStatus`.
-        servers: Names and addresses of its servers.
-        pid: Its process, if that is known.
-        look: What its threads do; None: it does not answer.
-    """
-
-    state: str
-    servers: Sequence[str]
-    pid: int | None
-    look: Looked | None
+    state: str  # as in `NodeStatus`
+    servers: Sequence[str]  # names and addresses of its servers
+    pid: int | None  # its process, if that is known
+    look: Looked | None  # what its threads do; None: it does not answer
 
 
 @dataclass(eq=False)

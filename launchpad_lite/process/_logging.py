@@ -10,18 +10,14 @@ _DEFAULTS = {"": logging.WARNING}
 
 
 class LoggingSetup(NamedTuple):
-    """The state of `logging.basicConfig`, `Logger.setLevel` and `warnings`, without other handlers.
+    """The state of `logging.basicConfig`, `Logger.setLevel` and `warnings`, without other handlers."""
 
-    Attributes:
-        levels: Levels of loggers that have their own, by name; "" is the root.
-        format: Format and date format of the root's output to stdout or stderr; None: there is none.
-        filters: Filters of warnings; categories that are not built in by name.
-        is_of_absl: Whether the root has the handler of absl, which `app.run` sets.
-    """
-
-    levels: Mapping[str, int]
+    levels: Mapping[str, int]  # levels of loggers that have their own, by name; "" is the root
+    #: Format and date format of the root's output to stdout or stderr; None: there is none.
     format: tuple[str, str | None] | None
+    #: Filters of warnings; categories that are not built in by name.
     filters: Sequence[tuple[Any, ...]]
+    #: Whether the root has the handler of absl, which `app.run` sets.
     is_of_absl: bool = False
 
     @classmethod

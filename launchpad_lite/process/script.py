@@ -20,17 +20,12 @@ from courier import lowlevel
 
 
 class Script(NamedTuple):
-    """The script of a process.
+    """The script of a process."""
 
-    Attributes:
-        module: Name of the module, after `python -m`.
-        file: Its path. None in a notebook, and after `python -c`.
-        digest: Of its content; empty where there is none.
-    """
-
-    module: str | None
+    module: str | None  # name of the module, after `python -m`
+    #: Its path. None in a notebook, and after `python -c`.
     file: str | None
-    digest: str
+    digest: str  # of its content; empty where there is none
 
     @classmethod
     def here(cls) -> "Script":

@@ -254,16 +254,12 @@ class _Name(NamedTuple):
 
 @dataclass(frozen=True)
 class _RunningWorker:
-    """A worker that is up.
-
-    Attributes:
-        process: Knows its start time, so that another process with its number is not taken for it.
-        up_since: When it was first seen up, in seconds of the monotonic clock.
-    """
+    """A worker that is up."""
 
     name: _Name
+    #: Knows its start time, so that another process with its number is not taken for it.
     process: psutil.Process
-    up_since: float
+    up_since: float  # when it was first seen up, in seconds of the monotonic clock
 
     @property
     def label(self) -> str:

@@ -138,19 +138,13 @@ class AddressTable:
 
 @dataclass(frozen=True)
 class OpenTable:
-    """An address table in a form that can be sent, to processes that may read the secret.
+    """An address table in a form that can be sent, to processes that may read the secret."""
 
-    Attributes:
-        endpoints: `host:port` by address key, as it is reached there.
-        secret: Of the program, in hexadecimal digits.
-        credentials: Certificate, key and authority, as PEM; none if all nodes run on one host.
-        listen_host: Where servers listen there; None: on loopback.
-    """
-
-    endpoints: Mapping[str, str]
-    secret: str = field(repr=False)
+    endpoints: Mapping[str, str]  # `host:port` by address key, as it is reached there
+    secret: str = field(repr=False)  # of the program, in hexadecimal digits
+    #: Certificate, key and authority, as PEM; none if all nodes run on one host.
     credentials: tuple[str, ...] = field(repr=False)
-    listen_host: str | None
+    listen_host: str | None  # where servers listen there; None: on loopback
 
     @classmethod
     def of(cls, table: AddressTable) -> "OpenTable":

@@ -420,19 +420,13 @@ _FILE, _FOLDER, _LINK, _OTHER = "file", "folder", "link", "other"
 
 @dataclass(frozen=True)
 class _StateEntry:
-    """The entry at one path of a state.
+    """The entry at one path of a state."""
 
-    Attributes:
-        kind: `"file"`, `"folder"`, `"link"`, or `"other"`: sockets, for instance.
-        size: Bytes in the file.
-        target: Where the link leads, as written in it.
-        blake2b: Digest of the file, 32 bytes in hexadecimal. Not compared, because that takes
-            reading the file.
-    """
-
-    kind: str
+    kind: str  # `"file"`, `"folder"`, `"link"`, or `"other"`: sockets, for instance
     size: int = 0
-    target: str = ""
+    target: str = ""  # where the link leads, as written in it
+    #: Digest of the file, 32 bytes in hexadecimal. Not compared, because that takes reading the
+    #: file.
     blake2b: str = field(default="", compare=False)
 
     def __str__(self) -> str:

@@ -54,33 +54,19 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class NodeSetup(NamedTuple):
-    """The settings of a node for its worker, besides its work and the addresses.
-
-    Attributes:
-        program: Name of the program.
-        label: The node's group.
-        replica: Its index in the group.
-        attempt: How many restarts of it came before.
-        notice_s: Seconds it has to end after a request.
-        liveness: How it shows that it is not hung.
-        checkpoints: Where its state is kept, if it is.
-        seed: Of the program.
-        restarts: Whether it is started again when it fails.
-        host: Its host, for messages.
-        ram_bytes: Limit of its main memory, if there is one.
-    """
+    """The settings of a node for its worker, besides its work and the addresses."""
 
     program: str
     label: str
     replica: int
-    attempt: int = 0
-    notice_s: float = 10.0
-    liveness: Liveness = Liveness()
-    checkpoints: NodeCheckpoints | None = None
-    seed: int = 0
-    restarts: bool = False
-    host: str = ""
-    ram_bytes: int | None = None
+    attempt: int = 0  # how many restarts of it came before
+    notice_s: float = 10.0  # seconds it has to end after a request
+    liveness: Liveness = Liveness()  # how it shows that it is not hung
+    checkpoints: NodeCheckpoints | None = None  # where its state is kept, if it is
+    seed: int = 0  # of the program
+    restarts: bool = False  # whether it is started again when it fails
+    host: str = ""  # its host, for messages
+    ram_bytes: int | None = None  # limit of its main memory, if there is one
 
     @property
     def name(self) -> str:

@@ -29,19 +29,12 @@ _METHODS = ("save", "restore")
 
 
 class NodeCheckpoints(NamedTuple):
-    """Where and when the state of one node is kept.
-
-    Attributes:
-        folder: The node's own.
-        period_s: Seconds between checkpoints; None: only when it ends, and when it asks.
-        keep: How many stay.
-        required: Whether it is a mistake if the node's object has no `save` and `restore`.
-    """
+    """Where and when the state of one node is kept."""
 
     folder: Path
-    period_s: float | None
+    period_s: float | None  # seconds between checkpoints; None: only when it ends, and when it asks
     keep: int
-    required: bool
+    required: bool  # whether it is a mistake if the node's object has no `save` and `restore`
 
     def of_part(self, index: int) -> "NodeCheckpoints":
         """Returns where one of several objects of the node is kept."""
