@@ -122,10 +122,8 @@ class LiveLines:
     def put(self, owner: Hashable, lines: Sequence[str], now: float) -> bool:
         """Replaces the lines of an owner; returns whether they differ from the lines before.
 
-        Args:
-            owner: Owner of the lines. It keeps the place of its first lines.
-            lines: The lines, which may have colours. An owner without lines keeps its place until `forget`.
-            now: In seconds.
+        The lines may have colours. An owner keeps the place of its first lines, also without lines,
+        until `forget`. `now` is in seconds.
         """
         with self._lock:
             before, _ = self._lines.get(owner, ((), now))
@@ -147,11 +145,9 @@ class LiveLines:
     def draw(self, columns: int, rows: int, now: float) -> str:
         """Returns the text that draws the lines on a terminal, in place of the drawn ones.
 
-        Args:
-            columns: Width of the terminal; longer lines are cut.
-            rows: Height of the terminal; at most half of it is used. If that is too little, lines that
-                changed in the last seconds come first, and the last row tells how many lines are not shown.
-            now: As for `put`.
+        They take at most half of its height. If that is too little, lines that changed in the last
+        seconds come first, and the last row tells how many lines are not shown. Lines longer than
+        its width are cut.
         """
         with self._lock:
             shown = _choose([*self._lines.values()], max(1, rows // 2), now)

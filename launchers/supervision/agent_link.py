@@ -65,11 +65,7 @@ def check_standard_library() -> None:
 
 
 def start_agent_here(name: str) -> AgentLink:
-    """Starts the agent of this machine; it gets ready while the caller continues.
-
-    Raises:
-        LaunchError: It cannot be started.
-    """
+    """Starts the agent of this machine; it gets ready while the caller continues."""
     check_standard_library()
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     path = repr([str(folder) for folder in sys.path])

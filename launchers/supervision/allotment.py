@@ -139,13 +139,7 @@ def _too_much(
 
 
 def totals(what: str, executables: Sequence[Executable], wishes: Mapping[str, float]) -> str:
-    """Returns, for people, the sum of what executables ask for of one resource.
-
-    Args:
-        what: The resource.
-        executables: All of them.
-        wishes: What they ask for, by name.
-    """
+    """Returns, for people, the sum of what executables ask for of one resource."""
     asked = [(each.label, wish) for each in executables if (wish := wishes.get(each.name))]
     terms = [f"{label} {count} x {wish:g}" for (label, wish), count in Counter(asked).items()]
     total = f"{' + '.join(first_few(terms))} = {sum(wishes.values()):g}"
@@ -190,9 +184,8 @@ def share_devices(
 ) -> tuple[Mapping[T, tuple[D, ...]], Mapping[D, float]] | None:
     """Gives each whole device to one owner; requests below 1 share devices.
 
-    Returns:
-        What each owner gets, and how much is free of each device that is not taken whole; None: there are
-        too few devices, or no device has room for a part.
+    Returns what each owner gets, and how much is free of each device that is not taken whole. None:
+    there are too few devices, or no device has room for a part.
     """
     free = list(devices)
     given: dict[T, tuple[D, ...]] = {}

@@ -67,11 +67,10 @@ class Writer:
     ) -> None:
         """Prepares it.
 
-        Args:
-            find: Returns where to write: a descriptor, a stream that has none, or nowhere.
-            note: Returns what to write in place of so many lines that were dropped.
-            live: Lines that stay below all other output, on a terminal.
-            drawn_by: The writer that draws these lines, if it is another one.
+        `find` returns where to write: a descriptor, a stream that has none, or nowhere. `note`
+        returns what to write in place of so many lines that were dropped. `live` are lines that
+        stay below all other output, on a terminal; `drawn_by` is the writer that draws them, if it
+        is another one.
         """
         self._find = find
         self._note = note
@@ -94,11 +93,8 @@ class Writer:
     def put(self, data: _Piece, lines: int = 1, *, size: int = 0, must: bool = False) -> bool:
         """Queues something to be written; drops it if too much waits. Returns whether it is queued.
 
-        Args:
-            data: Whole lines, or a function that the writing thread calls for them.
-            lines: How many.
-            size: How many bytes a function counts for.
-            must: Whether to queue it in any case. Only for rare pieces.
+        `data` are whole lines, or a function that the writing thread calls for them and that counts
+        for `size` bytes. With `must`, for rare pieces, it is queued in any case.
         """
         size = len(data) if isinstance(data, bytes) else size
         with self._changed:
@@ -152,13 +148,9 @@ class Writer:
         return True
 
     def drain(self, patience_s: Callable[[], float]) -> int:
-        """Waits until all that was put so far is written.
+        """Waits until all that was put so far is written; returns how many lines are not.
 
-        Args:
-            patience_s: Seconds to wait for a reader that takes nothing.
-
-        Returns:
-            How many lines are not written, because the reader takes nothing.
+        They are not if the reader takes nothing for `patience_s`.
         """
         with self._changed:
             self._add_note()
@@ -295,11 +287,7 @@ def warn(
 ) -> None:
     """Logs a warning; if the user has set up no handler, prints it without waiting for a reader.
 
-    Args:
-        logger: The logger of the caller.
-        text: The message, with placeholders as of a logger.
-        *values: Values of the placeholders.
-        error: An internal error, to be shown with its traceback.
+    An internal `error` is shown with its traceback.
     """
     level = logging.WARNING if error is None else logging.ERROR
     values = tuple(shown(str(v)) if isinstance(v, str | Exception) else v for v in values)
@@ -311,12 +299,10 @@ def warn(
 
 
 def show_rest(notice_s: float, is_in_hurry: Callable[[], bool], last: str = "") -> None:
-    """Waits until all output has been read, or the reader stops reading.
+    """Waits until all output has been read, or the reader stops reading; then prints `last`.
 
-    Args:
-        notice_s: Seconds of the notice of a program that has ended; below 0: without a limit.
-        is_in_hurry: Returns whether it was asked to end at once.
-        last: A message to standard error, after all that nodes printed; empty: none.
+    `notice_s` is that of a program that has ended; `is_in_hurry` tells whether it was asked to end
+    at once.
     """
 
     def patience_s() -> float:

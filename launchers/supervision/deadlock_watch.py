@@ -27,14 +27,7 @@ class DeadlockWatch:
         tell: Callable[[str], object],
         timing: Timing,
     ) -> None:
-        """Prepares it.
-
-        Args:
-            why: Returns who waits for whom.
-            idle_nodes: Returns the nodes that do not compute, as far as that is known.
-            tell: Gets the deadlock as text.
-            timing: How long it waits.
-        """
+        """Prepares it; `idle_nodes` are those that do not compute, as far as is known."""
         self._why = why
         self._idle_nodes = idle_nodes
         self._tell = tell

@@ -11,12 +11,7 @@ from launchpad_lite.parts.private_files import make_folder, open_private
 
 
 def log_path(folder: Path, node: str) -> Path:
-    """Returns where the output of a node goes: `<label>/<replica>.log`.
-
-    Args:
-        folder: Folder of the run.
-        node: `label[replica]`.
-    """
+    """Returns where the output of a node goes, in a run's folder: `<label>/<replica>.log`."""
     label, _, replica = node.rstrip("]").rpartition("[")
     return folder / label / f"{replica}.log"
 
@@ -25,16 +20,7 @@ class NodeLogs:
     """Log files of many nodes. Thread-safe."""
 
     def __init__(self, folder: Path, nodes: list[str], limit_bytes: float) -> None:
-        """Creates all files, so that a folder which cannot be written to is an error at once.
-
-        Args:
-            folder: Of the run.
-            nodes: All nodes that get a file.
-            limit_bytes: How much is kept of each; infinity: all.
-
-        Raises:
-            LaunchError: A file cannot be written.
-        """
+        """Creates all files, so that a folder which cannot be written to is an error at once."""
         self._lock = threading.Lock()
         self._limit_bytes = limit_bytes
         self._paths: dict[str, Path] = {}

@@ -10,13 +10,7 @@ from launchpad_lite.worker.address import OpenTable
 
 
 def payloads(plan: LaunchPlan, table: AddressTable, options: LaunchOptions) -> dict[str, Payload]:
-    """Returns the payload of each node's worker, at its first start.
-
-    Args:
-        plan: What is launched.
-        table: Where its nodes listen.
-        options: How it is launched.
-    """
+    """Returns the payload of each node's worker, at its first start."""
     flags, script, addresses = FlagSnapshot.take(), Script.here(), OpenTable.of(table)
     return {
         each.name: Payload(

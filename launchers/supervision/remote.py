@@ -84,13 +84,7 @@ class AgentHost:
     """One host with its agent. Implements `launchers.supervision.Host`, from any thread."""
 
     def __init__(self, name: str, link: AgentLink, console: Output | None) -> None:
-        """Takes over the link to the agent.
-
-        Args:
-            name: What the host is called.
-            link: How its agent is reached.
-            console: Where to show the output of nodes, if it is shown.
-        """
+        """Takes over the link to the agent; `console` shows the output of nodes, if it is shown."""
         self.name = name
         self._link = link
         self._process = link.process
@@ -167,9 +161,8 @@ class AgentHost:
     def ask(self, question: LinkFrame) -> LinkFrame:
         """Asks the agent something and waits for the answer.
 
-        Raises:
-            LaunchError: The agent has ended, does not answer, or cannot do what it is asked.
-            EndingError: The program was asked to end meanwhile; the agent takes no more questions.
+        Raises LaunchError if the agent has ended, does not answer, or cannot do what it is asked;
+        EndingError if the program was asked to end meanwhile.
         """
         with self._asking:
             self._check_goes_on()
@@ -212,11 +205,7 @@ class AgentHost:
         return f"the agent of {self.name} ended at once with exit code {code}{said}"
 
     def reserve(self, addresses: Sequence[Address]) -> dict[str, int]:
-        """Makes the agent hold a port for each address; returns them by address key.
-
-        Raises:
-            LaunchError: A port is taken, or the agent did not come up.
-        """
+        """Makes the agent hold a port for each address; returns them by address key."""
         wanted = [[each.key, each.port, each.is_foreign, each.node] for each in addresses]
         ports: dict[str, int] = self.ask(LinkFrame("reserve", {"addresses": wanted}))["ports"]
         if loaded_module("launchpad_lite.search._parts") is not None:
@@ -230,13 +219,10 @@ class AgentHost:
         logs: NodeLogs | None,
         log_limit_bytes: float,
     ) -> None:
-        """Forwards, from now on, what the agent reports.
+        """Forwards, from now on, what the agent reports to the program.
 
-        Args:
-            program: Gets the events.
-            log_dir: Folder for the output of nodes, if the agent keeps it.
-            logs: Where to keep it, if the agent does not.
-            log_limit_bytes: How much the agent keeps of each node.
+        If the agent does not keep the output of nodes, in `log_dir` and up to a limit of each,
+        `logs` do.
         """
         self._log_dir = log_dir
         self._log_limit_bytes = log_limit_bytes
@@ -503,11 +489,7 @@ class AgentHost:
             self._link.force()
 
     def tell_moved(self, endpoints: Mapping[str, str]) -> None:
-        """Informs workers, later ones too, where services listen from now on.
-
-        Args:
-            endpoints: `host:port` by address key, as this host reaches them.
-        """
+        """Informs workers, later ones too, where services listen from now on, by address key."""
         for node, payload in self.payloads.items():
             known = {**payload.addresses.endpoints, **endpoints}
             addresses = dataclasses.replace(payload.addresses, endpoints=known)
@@ -527,10 +509,7 @@ class AgentHost:
         return dict(self._stacks)
 
     def look(self, timeout_s: float) -> Mapping[str, Looked]:
-        """Returns what workers do now, for those that answer in time.
-
-        Thread-safe.
-        """
+        """Returns what workers do now, for those that answer in time. Thread-safe."""
         return self.await_look(self.ask_for_look(), timeout_s)
 
     def ask_for_look(self) -> Collection[str]:

@@ -30,15 +30,8 @@ _MADE_LENGTH = 23
 def make_run_folder(program: str, named: Path | None = None) -> Path:
     """Returns the folder for a run of a program, made for this user only, as an absolute path.
 
-    A new folder in the default place replaces the oldest folders there.
-
-    Args:
-        program: Its name.
-        named: What the user has chosen; None: a new one.
-
-    Raises:
-        LaunchError: The folder cannot be made or written to, other users could replace what is written
-            there, or the number of folders to keep is invalid.
+    The user may have `named` it. A new folder in the default place replaces the oldest folders
+    there. Raises LaunchError if it cannot be used.
     """
     try:
         folder = (named or _make_base() / run_name(program)).absolute()
@@ -73,12 +66,7 @@ def _runs_to_keep() -> int:
 
 
 def _remove_old_runs(base: Path, keep: int) -> None:
-    """Removes the oldest folders of runs, all but `keep`, as far as possible.
-
-    Args:
-        base: Where they are; this user's own.
-        keep: How many stay. Those that may be in use stay as well.
-    """
+    """Removes the oldest folders of runs, all but `keep` and those that may be in use."""
     # A folder that cannot be read must not prevent a launch.
     with contextlib.suppress(OSError):
         # Sorted by name, which is cheap: there may be thousands, most of the last hours.
@@ -106,12 +94,9 @@ def _is_own_and_unchanged_since(folder: Path, since: float) -> bool:
 
 
 def closing_line(program: str, result: ProgramResult | None, log_dir: Path | None) -> str:
-    """Returns the last line of a program that ended well; empty without logs, or after a failure, which names them.
+    """Returns the last line of a program that ended well: where its logs are.
 
-    Args:
-        program: Its name.
-        result: How it ended.
-        log_dir: Where its logs are.
+    Empty without logs, or after a failure, which names them.
     """
     if log_dir is None or result is None or result.outcome is Outcome.FAILED:
         return ""

@@ -18,13 +18,7 @@ class StopNotices:
     """Prints what a stop waits for, at most every few seconds. Callers pass the time."""
 
     def __init__(self, program: str, notice_s: float, say: Callable[[str], None]) -> None:
-        """Prepares it.
-
-        Args:
-            program: Its name.
-            notice_s: Seconds that nodes have to end; below 0: without a limit.
-            say: Takes each message.
-        """
+        """Prepares it; below 0, `notice_s` is without a limit."""
         self._program = program
         self._notice_s = notice_s
         self._say = say
@@ -36,12 +30,7 @@ class StopNotices:
         self.due: float | None = None
 
     def begin(self, cause: Event, now: float) -> None:
-        """Takes note that the program stops. Only the first time counts.
-
-        Args:
-            cause: What made it stop.
-            now: Seconds of a clock that never goes back.
-        """
+        """Takes note that the program stops. Only the first time counts."""
         if self._began_at is not None:
             return
         self._began_at = now
@@ -60,9 +49,7 @@ class StopNotices:
     def look(self, waited_for: Mapping[str, bool], now: float) -> None:
         """Prints which nodes are waited for, if they have changed. `begin` must come first.
 
-        Args:
-            waited_for: Nodes that were asked to end and still run, and whether each checks for the request.
-            now: Seconds of the same clock.
+        `waited_for` has nodes that still run, and whether each checks for the request.
         """
         assert self._began_at is not None
         names = list(waited_for)

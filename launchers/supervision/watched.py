@@ -42,13 +42,8 @@ class WatchedProgram(RunningProgram):
     ) -> None:
         """Prepares it.
 
-        Args:
-            plan: What is launched.
-            options: How.
-            log_dir: Where the output of the nodes is kept, if it is.
-            is_launch: Whether this process launched it: then this process prints what happens, and ends
-                only after the program.
-            tells_logs: Whether to print at a good end where that output is.
+        With `is_launch`, this process prints what happens, and ends only after the program; with
+        `tells_logs`, it prints at a good end where its output is.
         """
         super().__init__(plan)
         self._options = options
@@ -80,9 +75,8 @@ class WatchedProgram(RunningProgram):
     def await_up(self) -> None:
         """Waits until it runs, however long it is pending.
 
-        Raises:
-            LaunchError: The program ended before; the error says how.
-            KeyboardInterrupt: The wait was interrupted, and no part of the program is left.
+        Raises LaunchError if it ended before. After a KeyboardInterrupt, no part of the program is
+        left.
         """
         try:
             self._is_known.wait()
@@ -99,11 +93,7 @@ class WatchedProgram(RunningProgram):
             raise LaunchError(self._failure)
 
     def detach(self, where: str) -> None:
-        """Counts it as ended in this process, which does not watch it; requests to end it do nothing.
-
-        Args:
-            where: Where it continues, for people.
-        """
+        """Counts it as ended here, where it is not watched; requests to end it do nothing."""
         self._result = ProgramResult(Outcome.COMPLETED, reason=f"it continues as {where}")
         self._ended.set()
 

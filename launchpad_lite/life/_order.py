@@ -9,11 +9,7 @@ class StopOrder:
     """The order of a stop. Nodes that call each other in a circle stop together."""
 
     def __init__(self, calls: Calls) -> None:
-        """Finds the order.
-
-        Args:
-            calls: For each node, the nodes that it calls; all are keys.
-        """
+        """Finds the order. All nodes, also those that call none, are keys of `calls`."""
         self._calls = calls
         #: For each node, those that stop before it: callers of it, or of one of its circle.
         self.callers: dict[str, list[str]] = {name: [] for name in calls}

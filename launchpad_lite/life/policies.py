@@ -77,12 +77,7 @@ class RestartPolicy:
 
     @classmethod
     def of(cls, given: "RestartPolicy | RestartWhen | str | Mapping[str, Any]") -> "RestartPolicy":
-        """Takes a policy as users write it: `"on_failure"` or `{"when": "always", ...}` too.
-
-        Raises:
-            TypeError: Something else, or a value is of the wrong type.
-            ValueError: An unknown name, or a value that cannot be.
-        """
+        """Takes a policy as users write it: `"on_failure"` or `{"when": "always", ...}` too."""
         if isinstance(given, RestartPolicy):
             return given
         if isinstance(given, RestartWhen | str):
@@ -92,9 +87,8 @@ class RestartPolicy:
     def delay_s(self, failures: int, chance: float) -> float:
         """Returns how long to wait before a restart.
 
-        Args:
-            failures: How many there were in the window, with good ends soon after a start.
-            chance: Evenly distributed from 0 to 1.
+        `failures` are those in the window, with good ends soon after a start; `chance` is evenly
+        distributed from 0 to 1.
         """
         # 2.0 ** 1024 overflows a float; 0 times anything is 0.
         delay = self.backoff_s * 2.0 ** min(max(0, failures - 1), 1023)
@@ -102,7 +96,6 @@ class RestartPolicy:
 
     @property
     def outlives_host(self) -> bool:
-        """Whether a node is restarted when its host is lost."""
         return self.when is not RestartWhen.NEVER and self.moves
 
     def __str__(self) -> str:
@@ -151,12 +144,7 @@ class Liveness:
 
     @classmethod
     def of(cls, given: "Liveness | Mapping[str, Any]") -> "Liveness":
-        """Takes limits as users write them: `{"heartbeat_s": 30}` too.
-
-        Raises:
-            TypeError: Something else, or a value is no number.
-            ValueError: An unknown name, or a value that cannot be.
-        """
+        """Takes limits as users write them: `{"heartbeat_s": 30}` too."""
         if isinstance(given, Liveness):
             return given
         return cls(**checked_fields(cls, given, "lp.Liveness, as lp.Liveness(heartbeat_s=30),"))

@@ -114,7 +114,6 @@ class _LastStart:
     reported: bool = False  # whether its failure was reported
 
     def note_asked(self) -> None:
-        """Notes that we ask it to end."""
         if self.asked_by is _By.NONE:
             self.asked_by = _By.US
 
@@ -192,17 +191,11 @@ class ProgramLife:
     ) -> None:
         """Begins the life of a program; its nodes are started at the first event.
 
-        Args:
-            nodes: All of them.
-            notice_s: Seconds that nodes have to end after a request; 0 ends them by force at once,
-                below 0 never.
-            timing: Its other limits of time.
-            blame_s: Seconds to wait for the cause when all that is known are consequences, and
-                for the end of a worker that cannot be ended by force. With several hosts: longer
-                than it takes to notice that one of them has gone silent. None: as `timing` says.
-            now: Seconds of a clock that never goes back.
-            ends_when_idle: Whether nodes that only serve are stopped when all others have ended.
-            chance: Returns numbers evenly distributed from 0 to 1.
+        With `notice_s`, nodes have so long to end after a request; 0 ends them by force at once,
+        below 0 never. `blame_s` are the seconds to wait for the cause when all that is known are
+        consequences, and for the end of a worker that cannot be ended by force. With several hosts
+        they are longer than it takes to notice that one of them has gone silent. `now` is of a
+        clock that never goes back, and `chance` returns numbers evenly distributed from 0 to 1.
         """
         self._nodes = {terms.name: _NodeLife(terms, deadline=now) for terms in nodes}
         self._order = StopOrder({name: node.terms.calls for name, node in self._nodes.items()})
@@ -242,12 +235,10 @@ class ProgramLife:
 
     @property
     def over(self) -> bool:
-        """Whether the program has ended."""
         return self._phase is _Phase.OVER
 
     @property
     def stopping(self) -> bool:
-        """Whether the program is ending."""
         return self._phase is _Phase.STOPPING
 
     @property
@@ -271,7 +262,6 @@ class ProgramLife:
         }
 
     def restarts_of(self, name: str) -> int:
-        """Returns how often a node was restarted."""
         return self._nodes[name].attempt
 
     def restart_at(self, name: str) -> float:
@@ -279,12 +269,7 @@ class ProgramLife:
         return self._nodes[name].deadline
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Takes an event and returns the actions.
-
-        Args:
-            event: The event.
-            now: Seconds of a clock that never goes back.
-        """
+        """Takes an event and returns the actions; `now` is of a clock that never goes back."""
         if self.over:
             return []
         self._extend_limits_after_sleep(now)

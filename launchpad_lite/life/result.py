@@ -85,7 +85,6 @@ class NodeFailure:
 
     @classmethod
     def of_exception(cls, node: str, host: str, report: ExceptionReport) -> "NodeFailure":
-        """Describes a node whose code raised."""
         message = report.message.strip().splitlines()
         summary = f"{report.type_name}: {message[0]}" if message else report.type_name
         summary = shortened(summary, 1000)
@@ -109,15 +108,9 @@ class NodeFailure:
         peak_mib: float | None = None,
         out_of_memory: bool = False,
     ) -> "NodeFailure":
-        """Describes a worker process that ended without a report.
+        """Describes a worker process that ended without a report, with `status` as of `subprocess`.
 
-        Args:
-            node: `label[replica]`.
-            host: Where it ran.
-            status: As of `subprocess`.
-            last_output: The last lines it printed.
-            peak_mib: The most main memory it had, in MiB.
-            out_of_memory: Whether the kernel ended a process for lack of memory meanwhile.
+        `out_of_memory`: whether the kernel ended a process for lack of memory meanwhile.
         """
         if status < 0:
             name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)

@@ -44,14 +44,11 @@ class _Actor:
 
 
 def explain(nodes: Mapping[str, ServingNode]) -> str:
-    """Returns why a program does not go on: first what waits in a circle, then what others wait for.
+    """Returns why a program does not go on: what waits in a circle, then what others wait for.
 
     A call that no handler of its server answers yet counts as moving, unless all threads of the
     server answer others: so no deadlock is told that is none, if the look at all nodes is of one
     moment.
-
-    Args:
-        nodes: All nodes of the program, by name.
     """
     actors = _actors(nodes)
     parts = [*_deadlocks(actors), *_causes(actors)]

@@ -22,7 +22,6 @@ class LoggingSetup(NamedTuple):
 
     @classmethod
     def take(cls) -> "LoggingSetup":
-        """Returns the state of this process."""
         root = logging.getLogger()
         loggers = {"": root, **root.manager.loggerDict}
         levels = {

@@ -44,12 +44,10 @@ def activities(
     idents: Collection[int] | None = None,
     dispatchers: Collection[Any] | None = None,
 ) -> tuple[ThreadActivity, ...]:
-    """Returns what threads of this process, and tasks of their event loops, do: in user code, and in calls.
+    """Returns what threads, and tasks of their event loops, do: in user code, and in calls.
 
-    Args:
-        computing: Idents of the threads that compute.
-        idents: Of the threads to look at; None: of all but the calling one.
-        dispatchers: Those of the servers whose calls are meant; None: all.
+    Looks at the threads `idents` (None: all but the calling one), and at calls to servers of these
+    `dispatchers` (None: all). The threads `computing` use the processor.
     """
     found: list[ThreadActivity] = []
     #: By the call that is answered: a task may do that, while a thread waits for it.

@@ -67,7 +67,6 @@ def _exit(status: Any = None, /) -> NoReturn:
 
 
 def note_exit_code(code: int) -> None:
-    """Notes the exit code of the script, if it is known."""
     _asked_code[0] = code
 
 

@@ -45,7 +45,6 @@ class Flag(Generic[T]):
         _ALL.append(self)
 
     def define(self, flags: Any) -> None:
-        """Defines it in absl."""
         kind, help_text, options = self._definition
         if self._is_common and self.name in flags.FLAGS:
             return  # the program has defined it
@@ -281,12 +280,7 @@ def given_or_flag(
 ) -> Any:
     """Returns the argument of `launch`, or the value of a flag if that is None.
 
-    Args:
-        argument: Its name.
-        given: The argument.
-        flag: The flag. If both are given, a warning says that the flag has no effect.
-        value: What the flag says.
-        shown: How the warning shows it, if not as the value of the flag.
+    If both are given, a warning says that the flag has no effect; it shows the value as `shown`.
     """
     if given is None:
         return value
@@ -302,13 +296,11 @@ def launcher_flag() -> Flag[str | None]:
 
 
 def chosen_launcher() -> str:
-    """Returns the launcher that the command line asks for."""
     # In programs of the original, the second is theirs, which has a default.
     return launcher_flag().value or _LAUNCH_TYPE.chosen or DEFAULT_LAUNCHER
 
 
 def chosen_restart() -> str | dict[str, str] | None:
-    """Returns the restart policies that the command line asks for."""
     text = RESTART.value
     if text is None or "=" not in text:
         return text

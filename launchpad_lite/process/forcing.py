@@ -32,11 +32,7 @@ class Forcing:
         self._is_due = False
 
     def run(self, code: Callable[[], T]) -> T:
-        """Calls a function in this thread, which may be ended by force meanwhile.
-
-        Raises:
-            ForcedExit: It was, perhaps before it began.
-        """
+        """Calls a function in this thread, which may be ended by force meanwhile, or before."""
         self._let(threading.get_ident())
         try:
             return code()
@@ -61,9 +57,6 @@ class Forcing:
 
         For short steps only, as recording a process that was just started. Does nothing in a thread
         without a node.
-
-        Raises:
-            ForcedExit: After the block.
         """
         thread = self._thread
         if thread != threading.get_ident():

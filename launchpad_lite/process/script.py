@@ -29,7 +29,6 @@ class Script(NamedTuple):
 
     @classmethod
     def here(cls) -> "Script":
-        """Returns that of this process."""
         main = sys.modules["__main__"]
         file = getattr(main, "__file__", None)
         spec = getattr(main, "__spec__", None)
@@ -94,11 +93,7 @@ _importer: contextvars.ContextVar[str | None] = contextvars.ContextVar("importer
 
 @contextlib.contextmanager
 def importing(who: str) -> Iterator[None]:
-    """Refuses launches, in a block, by code that is imported for its definitions.
-
-    Args:
-        who: The importer, for messages.
-    """
+    """Refuses launches, in a block, by code that `who` imports for its definitions."""
     token = _importer.set(who)
     try:
         yield

@@ -39,7 +39,6 @@ def set_up(function: F) -> F:
 
 
 def pickled() -> bytes:
-    """Returns the functions, for other processes."""
     try:
         return dumps(_functions) if _functions or not received else received
     except Exception as error:

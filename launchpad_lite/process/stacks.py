@@ -71,19 +71,15 @@ os.register_at_fork(after_in_child=_survive_fork)
 def describe_threads(idents: Collection[int] | None = None) -> str:
     """Returns the stacks of threads of this process, and of the tasks of their event loops.
 
-    Args:
-        idents: Of the threads; None: of all but the calling one.
+    `idents` are those of the threads; None: of all but the calling one.
     """
     return _describe((name, stack) for _, name, stack in walk_threads(idents))
 
 
 def walk_threads(idents: Collection[int] | None) -> Iterator[tuple[int | None, str, Stack]]:
-    """Yields the ident, name and stack of each thread, and after it None, name and stack of its tasks.
+    """Yields ident, name and stack of each thread, then None, name and stack of each of its tasks.
 
-    Use a stack before the next one is taken.
-
-    Args:
-        idents: As for `describe_threads`.
+    Use a stack before the next one is taken. `idents` as for `describe_threads`.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     with frames_of_threads() as frames:
@@ -127,9 +123,6 @@ def _describe(stacks: Iterable[tuple[str, Stack]]) -> str:
 
     Each begins at the first line of user code; calls within this library are one line. Threads at
     the same place share one entry.
-
-    Args:
-        stacks: Names of threads and tasks, and their frames, the innermost last.
     """
     names: dict[str, list[str]] = {}
     for name, stack in stacks:

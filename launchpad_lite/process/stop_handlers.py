@@ -34,10 +34,8 @@ class StopHandlers:
     def add(self, handler: StopHandler, *, catch_signals: bool) -> None:
         """Registers a handler; it is called at most once.
 
-        Args:
-            handler: Called with (signal number, frame) or, if it takes none, without arguments.
-            catch_signals: Also call it when a signal ends this process: for processes that are
-                no node.
+        It gets (signal number, frame) or, if it takes none, no arguments. `catch_signals` calls it
+        also when a signal ends this process: for processes that are no node.
         """
         if not callable(handler):
             raise TypeError(f"a stop handler can be called; {handler!r} cannot")
@@ -61,8 +59,7 @@ class StopHandlers:
     def call_all(self, signum: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
         """Calls and forgets all handlers, the last registered first.
 
-        Raises:
-            SystemExit: A handler raised it, as scripts do to leave; the others were called.
+        Raises SystemExit after that if a handler raised it, as scripts do to leave.
         """
         leaving: SystemExit | None = None
         while (handler := self._take_last()) is not None:

@@ -28,26 +28,21 @@ class Counter:
         self._value = start
 
     def increment(self, by: int = 1) -> int:
-        """Adds and returns the sum."""
         self._value += by
         return self._value
 
     def countdown(self, start: int) -> Any:
-        """Yields start, start - 1, ..., 1."""
         while start > 0:
             yield start
             start -= 1
 
     def fail(self) -> None:
-        """Raises a KeyError."""
         raise KeyError("the contract's error")
 
     def stop_program(self) -> None:
-        """Stops the program from a handler."""
         lp.stop()
 
     def thread_stops_program(self) -> None:
-        """Stops the program from a thread of the node's own."""
         thread = threading.Thread(target=lp.stop)
         thread.start()
         thread.join()
@@ -61,7 +56,6 @@ class CallingNode:
         self._target = target
 
     def run(self) -> None:
-        """Calls each counter in all ways."""
         for counter in self._counters:
             values = [counter.futures.increment().result() for _ in range(self._target)]
             assert len(values) == self._target
@@ -79,7 +73,6 @@ class FailingNode:
             raise ValueError("broken constructor")
 
     def run(self) -> None:
-        """Raises."""
         raise ValueError(f"broken {self._where}")
 
 
@@ -120,7 +113,6 @@ class Unsteady:
         return self._count, lp.restart_count()
 
     def keep(self) -> None:
-        """Saves the count now."""
         lp.save_checkpoint()
 
     def give(self, task: str) -> None:
@@ -128,15 +120,12 @@ class Unsteady:
         self._task = task
 
     def save(self, folder: Path) -> None:
-        """Writes the count."""
         (folder / "count").write_text(str(self._count))
 
     def restore(self, folder: Path) -> None:
-        """Reads the count."""
         self._count = int((folder / "count").read_text())
 
     def run(self) -> None:
-        """Waits for the stop, or for a request to fail."""
         while not lp.wait_for_stop(0.01):
             if self._task != "stuck":
                 lp.heartbeat()
@@ -153,12 +142,10 @@ class Parting:
         self._other = other
 
     def note(self, line: str) -> None:
-        """Writes a line."""
         with self._log.open("a") as file:
             file.write(f"{line}\n")
 
     def run(self) -> None:
-        """Waits for the stop."""
         self.note(f"{self._name} is up")
         lp.wait_for_stop()
         self.note(f"{self._name} is asked")
@@ -181,8 +168,6 @@ class LauncherContract:
 
     @pytest.fixture
     def launch(self, launch_program: "ProgramLauncher") -> Any:
-        """Launches a program with the launcher under test."""
-
         def launch(program: lp.Program, **options: Any) -> Any:
             return launch_program(program, self.launcher, **{**self.options, **options})
 

@@ -88,13 +88,7 @@ class Clients:
         """Moves clients to new addresses of servers, also later clients with old addresses.
 
         Old and new addresses do not count as ended any more. A client that stopped waiting stays
-        so.
-
-        Args:
-            moves: New `host:port` by old one. They happen at once: two servers may swap places.
-
-        Raises:
-            ValueError: A new address is not host:port.
+        so. All `moves`, new `host:port` by old one, happen at once: two servers may swap places.
         """
         arrived = set(moves.values())
         with self._lock:

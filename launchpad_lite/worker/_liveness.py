@@ -26,14 +26,6 @@ class SignsOfLife:
         report_heartbeat: Callable[[], None],
         load: Callable[[], Load],
     ) -> None:
-        """Prepares it; reports nothing yet.
-
-        Args:
-            liveness: The limits.
-            report_health: Called when the node has answered a health check.
-            report_heartbeat: Called when its code has shown progress.
-            load: Returns the load of its servers.
-        """
         self._liveness = liveness
         self._report_health = report_health
         self._report_heartbeat = report_heartbeat
@@ -55,12 +47,7 @@ class SignsOfLife:
             self._report_heartbeat()
 
     def start(self, endpoint: str | None, tls: courier.TlsCredentials | None = None) -> None:
-        """Begins to report health.
-
-        Args:
-            endpoint: Where the node's courier listens; None if it serves nothing.
-            tls: The program's certificates, if its nodes have some.
-        """
+        """Begins to report health; `endpoint` is None if the node serves nothing."""
         if self._liveness.health_s is None:
             return
         self._thread = threading.Thread(
@@ -69,7 +56,6 @@ class SignsOfLife:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops reporting."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()

@@ -65,11 +65,7 @@ class Address:
         self._table = table
 
     def table(self) -> "AddressTable":
-        """Returns the table that knows this address.
-
-        Raises:
-            UnresolvedAddressError: No program that runs here has published it.
-        """
+        """Returns the table that knows this address."""
         for table in (_current_table.get(), self._table):
             if table is not None and self.key in table.endpoints:
                 return table
@@ -148,7 +144,6 @@ class OpenTable:
 
     @classmethod
     def of(cls, table: AddressTable) -> "OpenTable":
-        """Returns the content of a table."""
         tls = table.tls
         credentials = () if tls is None else (tls.certificate, tls.key, tls.authority)
         return cls(
@@ -159,7 +154,6 @@ class OpenTable:
         )
 
     def table(self) -> AddressTable:
-        """Returns the table."""
         tls = None
         if self.credentials:
             certificate, key, authority = (each.encode() for each in self.credentials)

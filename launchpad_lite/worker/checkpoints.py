@@ -120,12 +120,6 @@ class CheckpointStore:
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
-        """Prepares it; touches no file yet.
-
-        Args:
-            folder: The node's own; made by the first `save`, for this user only.
-            keep: How many complete checkpoints stay, at least 1.
-        """
         self._folder = folder
         self._keep = keep
         # Reentrant, so that a `save` that saves gets an error, and does not wait for itself.
@@ -134,23 +128,13 @@ class CheckpointStore:
         self._at_work = False
 
     def save(self, write: Callable[[Path], object]) -> Path:
-        """Makes a checkpoint of the files of `write`, atomically.
+        """Makes a checkpoint of the files of `write`, atomically; returns their folder.
 
         Returns when it is safe on disk, and removes the oldest complete ones beyond `keep`. If
-        anything fails, existing checkpoints stay unchanged.
+        anything fails, existing checkpoints stay unchanged. What `write` raises passes.
 
-        Args:
-            write: Called with an empty folder, whose path changes afterwards. All must be written
-                when it returns. It may write files, folders, links that stay inside, and nothing.
-
-        Returns:
-            The folder with the written files, for reading only.
-
-        Raises:
-            CheckpointError: It could not be written down, for instance because the disk is full;
-                or there is something in it that cannot be kept: a socket, a link that leads out;
-                or it was called by `write` or `read` of this store.
-            BaseException: As `write` raises.
+        `write` is called with an empty folder, whose path changes afterwards. All must be written
+        when it returns. It may write files, folders, links that stay inside, and nothing.
         """
         import tempfile
 
@@ -180,20 +164,11 @@ class CheckpointStore:
             return checkpoint / _STATE
 
     def restore(self, read: Callable[[Path], object]) -> Path | None:
-        """Gives `read` the newest intact checkpoint.
+        """Gives `read` the folder of the newest intact checkpoint; returns it, None without one.
 
-        Damaged ones are skipped with a warning in the log; they stay where they are.
-
-        Args:
-            read: Called with the folder of the files. It must not change it.
-
-        Returns:
-            That folder; None if there is no checkpoint, and `read` was not called.
-
-        Raises:
-            CheckpointError: All checkpoints are damaged; or `read` raised, which is the cause; or
-                the folder cannot be looked into; or it was called by `write` or `read` of this
-                store.
+        Damaged ones are skipped with a warning in the log; they stay where they are. Raises
+        CheckpointError if all are damaged, or if `read` raised, which is the cause. `read` must not
+        change the folder.
         """
         with self._explained("restored"):
             if not self.versions() and not self._leftovers():
@@ -228,14 +203,7 @@ class CheckpointStore:
     def renew(self, name: str) -> Path:
         """Makes an older checkpoint the newest one, by a copy; removes none.
 
-        Args:
-            name: Of its folder.
-
-        Returns:
-            The folder of the copy, which the next start restores.
-
-        Raises:
-            CheckpointError: There is none of this name, or it is damaged; or as `save`.
+        Returns the folder of the copy, which the next start restores.
         """
         import shutil
 
@@ -268,11 +236,7 @@ class CheckpointStore:
             _LOGGER.warning("%s: cannot be tidied up: %s", self._folder, error)
 
     def versions(self) -> list[Path]:
-        """Returns the folders of all checkpoints, oldest first, damaged ones included.
-
-        Raises:
-            OSError: The folder is there, and cannot be looked into.
-        """
+        """Returns the folders of all checkpoints, oldest first, damaged ones included."""
         found = [path for path in _children(self._folder) if _VERSION.fullmatch(path.name)]
         # As numbers: names grow longer after the 99,999,999th.
         return sorted(found, key=lambda path: int(path.name))
@@ -360,11 +324,7 @@ class CheckpointStore:
             ) from error
 
     def _checked_listing(self, state: Path) -> "dict[str, _StateEntry]":
-        """Returns the entries of a folder.
-
-        Raises:
-            CheckpointError: A checkpoint cannot hold one of them.
-        """
+        """Returns the entries of a folder; raises if a checkpoint cannot hold one of them."""
         if state.is_symlink() or not state.is_dir():
             raise CheckpointError(
                 f"{self._folder}: `save` removed or replaced the folder it was given. It must "
@@ -476,16 +436,7 @@ def _sealed(state: Path, entries: dict[str, _StateEntry]) -> dict[str, _StateEnt
 
 
 def _digest(path: Path, size: int, *, sync: bool) -> str:
-    """Returns the digest of a file, in hexadecimal.
-
-    Args:
-        path: Where it is.
-        size: Bytes it must have.
-        sync: Whether to wait until it is safe on disk.
-
-    Raises:
-        CheckpointError: It has another size: another process writes to it.
-    """
+    """Returns the digest of a file, in hexadecimal; with `sync`, once it is safe on disk."""
     digest = hashlib.blake2b(digest_size=32)
     block = memoryview(bytearray(min(size, _BLOCK) or 1))
     total = 0
@@ -518,11 +469,7 @@ def _write_manifest(folder: Path, entries: dict[str, _StateEntry]) -> None:
 
 
 def _read_manifest(folder: Path) -> dict[str, _StateEntry]:
-    """Returns the expected entries of a checkpoint.
-
-    Raises:
-        ValueError: This is no manifest, or one of another format; the text says what is wrong.
-    """
+    """Returns the expected entries of a checkpoint; the text of a ValueError says what is wrong."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_bytes())
         if manifest["format"] == _FORMAT:
@@ -536,12 +483,7 @@ def _read_manifest(folder: Path) -> dict[str, _StateEntry]:
 
 
 def _damage(checkpoint: Path, *, thoroughly: bool) -> str:
-    """Returns the damage of a checkpoint; an empty string if it is intact.
-
-    Args:
-        checkpoint: Its folder.
-        thoroughly: Whether to read all files, and not only to check names and sizes.
-    """
+    """Returns the damage of a checkpoint, or ""; `thoroughly` reads files, not only their sizes."""
     try:
         wanted = _read_manifest(checkpoint)
     except FileNotFoundError:

@@ -28,8 +28,7 @@ class Thawable(Protocol):
 def run_node(work: Thawable, runtime: NodeRuntime) -> str:
     """Runs a node to its end, in this thread, where its runtime is active; reports how it failed.
 
-    Returns:
-        The traceback of its failure; empty if it did not fail.
+    Returns the traceback of its failure; empty if it did not fail.
     """
     if runtime.stop_event.is_set():
         return ""  # asked to end before it began
@@ -50,9 +49,8 @@ def run_node(work: Thawable, runtime: NodeRuntime) -> str:
 def report_on(error: BaseException, tell: Callable[[ExceptionReport], object]) -> ExceptionReport:
     """Describes the exception that ends a node, whose code may block, or end the process.
 
-    Args:
-        error: Caught by the caller, whose own frame is left out.
-        tell: Called before such code runs, with what is known so far.
+    The caller has caught it; its frame is left out. `tell` gets what is known before such code
+    runs.
     """
     known = [ExceptionReport.bare(error, skip_frames=1)]
     tell(known[0])

@@ -70,7 +70,6 @@ class NodeSetup(NamedTuple):
 
     @property
     def name(self) -> str:
-        """`label[replica]`."""
         return f"{self.label}[{self.replica}]"
 
     def failure(self, report: courier.ExceptionReport) -> NodeFailure:
@@ -121,12 +120,9 @@ class NodeRuntime:
     ) -> None:
         """Prepares it.
 
-        Args:
-            setup: The settings of the node.
-            table: The addresses of all nodes.
-            post: Takes events of the node; from any thread, and does not block for long.
-            has_process: Whether the process belongs to the node alone, and ends when its stop
-                handlers have returned; otherwise they are left behind.
+        `post` takes events of the node, from any thread, and does not block for long. `has_process`
+        says whether the process belongs to the node alone, and ends when its stop handlers have
+        returned; otherwise they are left behind.
         """
         self.setup = setup
         self.table = table
@@ -175,19 +171,16 @@ class NodeRuntime:
 
     @property
     def name(self) -> str:
-        """`label[replica]`."""
         return self.setup.name
 
     def say(self, kind: Callable[..., Said], *details: Any) -> None:
-        """Posts an event of this node."""
         self._post(kind(self.name, self.setup.attempt, *details))
 
     def constructed(self, *, runs: bool, serves: Address | None = None) -> None:
         """Reports that the node's object is constructed.
 
-        Args:
-            runs: Whether it has something to run; a program ends when all such nodes have ended.
-            serves: The address of its courier server, for health checks.
+        If it `runs`, the program does not end before it has ended. `serves` is the address of its
+        courier server, for health checks.
         """
         self._runs = runs
         self.say(Constructed, runs)
@@ -206,12 +199,7 @@ class NodeRuntime:
 
     @contextlib.contextmanager
     def at_work(self, *, runs: bool, serves: Address | None = None) -> Iterator[None]:
-        """Reports that the node's object is constructed and, after the block, that its work ended.
-
-        Args:
-            runs: As for `constructed`.
-            serves: As for `constructed`.
-        """
+        """Reports that the object is constructed and, after the block, that its work ended."""
         self.constructed(runs=runs, serves=serves)
         is_well = True
         try:
@@ -277,7 +265,6 @@ class NodeRuntime:
                 self._tell_clients(lambda clients: clients.note_moved(moves))
 
     def _tell_clients(self, tell: Callable[[Clients], object]) -> None:
-        """Informs the clients of the node and of its parts."""
         with self._telling:
             for runtime in self._with_parts():
                 tell(runtime.clients)
@@ -292,11 +279,7 @@ class NodeRuntime:
             self._handlers.join(timeout_s)
 
     def request_stop(self, *, interrupts: bool = False) -> None:
-        """Asks the node to end. For supervisors. May be repeated.
-
-        Args:
-            interrupts: Whether because of a signal or a failure, maybe before its work is done.
-        """
+        """Asks the node to end, as `RequestStop` does. For supervisors. May be repeated."""
         with self._hearing:
             if not self.is_asked:
                 self.is_interrupted = interrupts
@@ -395,7 +378,6 @@ class NodeRuntime:
         self.say(Failing, self.setup.failure(report))
 
     def note_failed(self, report: courier.ExceptionReport) -> None:
-        """Reports the exception that has ended the node."""
         self.say(Failed, self.setup.failure(report))
 
     def leaves_well(self, error: BaseException) -> bool:
@@ -404,11 +386,9 @@ class NodeRuntime:
         return self.leaves_in_order(error) and not isinstance(error, ForcedExit)
 
     def wait_for_stop(self, timeout_s: float | None = None) -> bool:
-        """Waits until the node is to end; returns whether it is."""
         return self.listen().wait(timeout_s)
 
     def grace_s(self) -> float:
-        """Seconds that calls in flight have when the node ends."""
         return max(0.0, self.setup.notice_s)
 
     def make_server(
@@ -443,9 +423,8 @@ class NodeRuntime:
     def look(self, computing: Collection[int], idents: Collection[int] | None = None) -> Looked:
         """Returns what the node does now.
 
-        Args:
-            computing: Idents of the threads of this process that compute.
-            idents: Those of its own threads; None: all of this process are.
+        `computing` are the threads of this process that compute, `idents` those of the node; None:
+        all are.
         """
         from launchpad_lite.process.activity import activities
         from launchpad_lite.process.stacks import describe_threads
@@ -464,8 +443,7 @@ class NodeRuntime:
     def end_with_node(self, end: Callable[[], object]) -> None:
         """Registers a function to call when the node's code has ended, in order or by force.
 
-        Args:
-            end: Called in the thread that supervises the node, if that is another one.
+        It is called in the thread that supervises the node, if that is another one.
         """
         self._ends.append(end)
 
@@ -522,12 +500,8 @@ def keep_own_client(client: "courier.Client") -> None:
 def current_runtime(*, any_node: bool = False) -> NodeRuntime:
     """Returns the runtime of the calling node.
 
-    Args:
-        any_node: Whether, in a thread without a node, another node of the only program here will
-            do.
-
-    Raises:
-        NoProgramError: No node runs here, or several do and the calling thread belongs to none.
+    In a thread without a node, `any_node` takes another node of the only program here. Raises
+    NoProgramError if no node runs here, or several do and the calling thread belongs to none.
     """
     runtimes = _owners()
     if not runtimes:

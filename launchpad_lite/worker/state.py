@@ -49,15 +49,9 @@ def _store_of(checkpoints: NodeCheckpoints) -> "CheckpointStore":
 
 
 class NodeState:
-    """Saves and restores the object of one node. Thread-safe."""
+    """Saves and restores the object of one node, if `checkpoints` say so. Thread-safe."""
 
     def __init__(self, node: str, checkpoints: NodeCheckpoints | None) -> None:
-        """Prepares it; touches no file yet.
-
-        Args:
-            node: `label[replica]`.
-            checkpoints: Where and when; None: never.
-        """
         self._node = node
         self._checkpoints = checkpoints
         self._store = None if checkpoints is None else _store_of(checkpoints)
@@ -97,9 +91,8 @@ class NodeState:
     def save(self) -> Path | None:
         """Writes a checkpoint and returns its folder; None if the node keeps none.
 
-        Raises:
-            CheckpointError: It could not be written. What `save` raises passes.
-            ForcedExit: The node is ended by force.
+        Raises CheckpointError if it could not be written. What the `save` of the object raises
+        passes.
         """
         write = self._write
         if self._store is None or write is None:
@@ -130,15 +123,9 @@ class NodeState:
     ) -> Iterator[None]:
         """Restores a new object, saves it on a period, and when the block ends well.
 
-        Args:
-            instance: The object.
-            leaves_well: Returns whether an exception leaves the state whole.
-
-        Raises:
-            TypeError: Checkpoints were asked for, and the object has no `save` and `restore`, or
-                others of these names.
-            CheckpointError: All checkpoints are damaged; the `restore` of the object raised; or as
-                `save`.
+        `leaves_well` tells whether an exception leaves the state whole. Raises TypeError if
+        checkpoints were asked for, and the object has no `save` and `restore`, or others of these
+        names.
         """
         self._restore(instance)
         try:
@@ -190,16 +177,10 @@ class NodeState:
 
 
 def check_state_methods(owner: object) -> None:
-    """Raises if `save` and `restore` of an object are for something else than its state.
+    """Raises ValueError if `save` and `restore` of an object are for something else than its state.
 
     Other methods of these names are common: for a document, or a model by its path. Only the name
-    of the argument differs.
-
-    Args:
-        owner: The object, or its constructor.
-
-    Raises:
-        ValueError: It has both, and one does not take `folder`, or is async.
+    of the argument differs. `owner` is the object, or its constructor.
     """
     while isinstance(owner, functools.partial):
         owner = owner.func

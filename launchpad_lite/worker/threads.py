@@ -31,16 +31,12 @@ from launchpad_lite.worker.runtime import NodeRuntime
 
 
 class NodeThread:
-    """One start of a node: a thread that supervises another, in which the user's code runs."""
+    """One start of a node: a thread that supervises another, in which the user's code runs.
+
+    That code is `body`, which reports a failure of the node by its runtime.
+    """
 
     def __init__(self, runtime: NodeRuntime, body: Callable[[], object], name: str = "") -> None:
-        """Prepares it.
-
-        Args:
-            runtime: Of the node.
-            body: Runs the node, and reports its failure by its runtime.
-            name: Name of the thread; by default that of the node.
-        """
         self.runtime = runtime
         self._body = body
         self._name = name or runtime.name
@@ -48,11 +44,7 @@ class NodeThread:
         self._runner: threading.Thread | None = None
 
     def run(self, handlers_s: float) -> None:
-        """Runs the node to its end, in a thread of its own.
-
-        Args:
-            handlers_s: Seconds that its stop handlers have then.
-        """
+        """Runs the node to its end, in its own thread; then stop handlers have `handlers_s`."""
         with self.runtime.active():
             context = contextvars.copy_context()
             self._runner = threading.Thread(
@@ -69,7 +61,6 @@ class NodeThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its code still runs."""
         return self._runner is not None and self._runner.is_alive()
 
     def threads(self) -> set[int]:
@@ -94,16 +85,9 @@ class NodeThread:
 
 
 class ThreadHost(abc.ABC):
-    """Does actions on nodes as threads. Calls come from one thread."""
+    """Does actions on nodes as threads. Calls come from one thread; it posts from any."""
 
     def __init__(self, name: str, post: Callable[[Event], object], handlers_s: float) -> None:
-        """Prepares it.
-
-        Args:
-            name: Name of the host.
-            post: Takes events of nodes; from any thread.
-            handlers_s: Seconds that stop handlers have when the code of their node has ended.
-        """
         self.name = name
         self._post = post
         self._handlers_s = handlers_s
@@ -161,7 +145,6 @@ class ThreadHost(abc.ABC):
         self._post(Ended(start.node, start.attempt, failure, stacks))
 
     def stacks(self) -> dict[str, str]:
-        """Returns the written stacks of each node."""
         return dict(self._stacks)
 
     def close(self) -> None:
