@@ -148,10 +148,7 @@ class Writer:
         return True
 
     def drain(self, patience_s: Callable[[], float]) -> int:
-        """Waits until all that was put so far is written; returns how many lines are not.
-
-        They are not if the reader takes nothing for `patience_s`.
-        """
+        """Waits until all is written, or the reader takes nothing; returns how many lines are not."""
         with self._changed:
             self._add_note()
             if (self._waiting or self._is_stale) and not self._start():
@@ -299,11 +296,7 @@ def warn(
 
 
 def show_rest(notice_s: float, is_in_hurry: Callable[[], bool], last: str = "") -> None:
-    """Waits until all output has been read, or the reader stops reading; then prints `last`.
-
-    `notice_s` is that of a program that has ended; `is_in_hurry` tells whether it was asked to end
-    at once.
-    """
+    """Waits until all output has been read, or the reader stops reading; then prints `last`."""
 
     def patience_s() -> float:
         most = _LEAST_PATIENCE_S if is_in_hurry() else _MOST_PATIENCE_S

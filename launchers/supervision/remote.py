@@ -219,11 +219,7 @@ class AgentHost:
         logs: NodeLogs | None,
         log_limit_bytes: float,
     ) -> None:
-        """Forwards, from now on, what the agent reports to the program.
-
-        If the agent does not keep the output of nodes, in `log_dir` and up to a limit of each,
-        `logs` do.
-        """
+        """Forwards what the agent reports from now on; `logs` keep output if the agent does not."""
         self._log_dir = log_dir
         self._log_limit_bytes = log_limit_bytes
         self._logs = logs

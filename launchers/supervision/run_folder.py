@@ -94,10 +94,7 @@ def _is_own_and_unchanged_since(folder: Path, since: float) -> bool:
 
 
 def closing_line(program: str, result: ProgramResult | None, log_dir: Path | None) -> str:
-    """Returns the last line of a program that ended well: where its logs are.
-
-    Empty without logs, or after a failure, which names them.
-    """
+    """Returns the last line of a program that did not fail: where its logs are, if it has some."""
     if log_dir is None or result is None or result.outcome is Outcome.FAILED:
         return ""
     return f"{program}: {result.outcome.value}; logs in {log_dir}"

@@ -1,5 +1,6 @@
 """A running program: it carries out what the state machine of its life decides."""
 
+import functools
 import logging
 import math
 import os
@@ -135,11 +136,8 @@ class SupervisedProgram(WatchedProgram):
         self._handlers = threading.Thread(
             target=self._handle_stop, name="launchpad-stop-handlers", daemon=True
         )
-
-        def tell_deadlock(text: str) -> None:
-            warn(_LOGGER, "%s: %s", plan.program, text)
-
-        self._deadlocks = DeadlockWatch(self.why, self._idle_nodes, tell_deadlock, timing)
+        tell = functools.partial(warn, _LOGGER, "%s: %s", plan.program)
+        self._deadlocks = DeadlockWatch(self.why, self._idle_nodes, tell, timing)
 
     def supervise(self, host: Host) -> None:
         """Starts the nodes on a host and supervises them."""
@@ -245,7 +243,6 @@ class SupervisedProgram(WatchedProgram):
                 warn(_LOGGER, "an error at the end of %r", self.plan.program, error=error)
 
     def _end_here(self, result: ProgramResult) -> None:
-        """Ends the parts of the program in this process."""
         self._deadlocks.end()
         self._stopping.set()
         self._handlers.join(self._timing.handlers_s)
@@ -375,13 +372,11 @@ class SupervisedProgram(WatchedProgram):
             self._table.clients.note_ended([self._table.endpoints[key] for key in keys])
 
     def _keys(self, nodes: Sequence[str]) -> tuple[str, ...]:
-        """Returns the address keys of nodes."""
         servers = (each for each in self.plan.executables if each.name in nodes)
         return tuple(address.key for each in servers for address in each.addresses)
 
 
 def _by_summary(failures: Sequence[NodeFailure]) -> dict[str, list[str]]:
-    """Returns the names of nodes by how they failed."""
     found: dict[str, list[str]] = {}
     for each in failures:
         found.setdefault(each.summary, []).append(each.node)

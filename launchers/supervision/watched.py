@@ -188,7 +188,6 @@ class WatchedProgram(RunningProgram):
         return not (self._is_known.is_set() or ends_well)
 
     def _why(self, result: ProgramResult) -> str:
-        """Returns why a program has ended, for people."""
         return result.reason
 
     def _next(self, timeout_s: float) -> Any:

@@ -495,7 +495,6 @@ class ProgramLife:
         self._phase_ends = self._due(min(self._phase_ends, now + min(seconds, self._blame_s)))
 
     def _gone_below(self, name: str) -> list[str]:
-        """Returns the callees of a node that have ended well."""
         failed = self.failed
         callees = self._nodes[name].terms.calls
         return [each for each in callees if self._nodes[each].ended and each not in failed]
@@ -511,10 +510,8 @@ class ProgramLife:
             self._limit_hold(node, now)
             return self._note_stop(StopAsked(f"{told} to {node.name}", event.signum), now)
         text = f"it was asked from outside to end, by {told}"
-        node.worker.verdict, node.worker.asked_to_leave = (
-            NodeFailure(node.name, node.terms.host, text),
-            True,
-        )
+        node.worker.verdict = NodeFailure(node.name, node.terms.host, text)
+        node.worker.asked_to_leave = True
         self._enter(node, _NodeStage.ASKED, now + self._notice_s)
         return []
 
@@ -685,11 +682,7 @@ class ProgramLife:
             self._killed.append(node.name)
 
     def _give_up(self, node: _NodeLife, now: float) -> list[Action]:
-        verdict = (
-            node.worker.verdict
-            if node.worker.reported
-            else node.worker.verdict or node.worker.failed
-        )
+        verdict = node.worker.verdict or (None if node.worker.reported else node.worker.failed)
         node.worker.reported = True
         self._enter(node, _NodeStage.ENDED)
         if self.stopping:
@@ -778,7 +771,6 @@ class ProgramLife:
         return actions + self._ask_those_free(now)
 
     def _ask_those_free(self, now: float) -> list[Action]:
-        """Asks nodes to end whose callers have ended."""
         free, self._free = self._free, []
         return [self._ask(node, now) for node in free if node.stage is _NodeStage.UP]
 

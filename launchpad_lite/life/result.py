@@ -108,10 +108,7 @@ class NodeFailure:
         peak_mib: float | None = None,
         out_of_memory: bool = False,
     ) -> "NodeFailure":
-        """Describes a worker process that ended without a report, with `status` as of `subprocess`.
-
-        `out_of_memory`: whether the kernel ended a process for lack of memory meanwhile.
-        """
+        """Describes a worker process that ended without a report; `status` as of `subprocess`."""
         if status < 0:
             name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
             text = f"its process was killed by {name}"
@@ -133,7 +130,6 @@ class NodeFailure:
         return "\n\n".join([self.headline(), *self.details()])
 
     def details(self) -> list[str]:
-        """The details of the cause, in paragraphs."""
         parts = []
         if self.report is not None:
             parts.append(indented(self.report.traceback))

@@ -71,7 +71,6 @@ class Flag(Generic[T]):
 
     @property
     def present(self) -> bool:
-        """Whether the command line has it."""
         flag = self._find()
         return flag is not None and bool(flag.present)
 
@@ -250,14 +249,12 @@ def _is_option_of_script(name: str) -> bool:
 
 
 def flag_names() -> list[str]:
-    """Returns the names of all flags, of the script and of this package."""
     from absl import flags
 
     return [*flags.FLAGS]
 
 
 def describe_flags() -> str:
-    """Returns the flags of the script and of this package, with their defaults, as text."""
     from absl import flags
 
     by_module = flags.FLAGS.flags_by_module_dict()

@@ -1,12 +1,12 @@
 """The KeyboardInterrupt after a Ctrl-C that ended a program: scripts show no traceback for it."""
 
+import functools
 import sys
 from types import TracebackType
 
 #: Marks exceptions that need no traceback. Their type must be KeyboardInterrupt itself, with which
 #: the interpreter ends by SIGINT.
 _MARK = "_launchpad_lite_stopped_a_program"
-_is_installed = False
 
 
 def is_interactive() -> bool:
@@ -16,15 +16,13 @@ def is_interactive() -> bool:
 
 def interrupt() -> KeyboardInterrupt:
     """Returns the exception to raise after SIGINT has ended a program in order."""
-    global _is_installed
-    if not _is_installed:
-        _is_installed = True
-        _install()
+    _install()
     error = KeyboardInterrupt()
     setattr(error, _MARK, True)
     return error
 
 
+@functools.cache
 def _install() -> None:
     previous = sys.excepthook
 

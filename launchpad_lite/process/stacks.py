@@ -69,10 +69,7 @@ os.register_at_fork(after_in_child=_survive_fork)
 
 
 def describe_threads(idents: Collection[int] | None = None) -> str:
-    """Returns the stacks of threads of this process, and of the tasks of their event loops.
-
-    `idents` are those of the threads; None: of all but the calling one.
-    """
+    """Returns the stacks of threads, and of tasks of their loops; None: all but this thread."""
     return _describe((name, stack) for _, name, stack in walk_threads(idents))
 
 

@@ -185,13 +185,9 @@ class LauncherContract:
         assert result.exit_code == 0
         assert result.killed == ()
 
-    def test_the_launching_process_gets_clients(self, launch: Any) -> None:
-        program = lp.Program("clients")
-        program.add_node(lp.CourierNode(Counter, 10), label="counter")
-        running = launch(program)
-        assert running.client("counter").increment(by=5) == 15
-
-    def test_handles_in_a_cycle_become_clients(self, launch: Any) -> None:
+    def test_handles_in_a_cycle_become_clients_also_in_the_launching_process(
+        self, launch: Any
+    ) -> None:
         program = lp.Program("cycle")
         first = lp.CourierNode(Counter)
         second = lp.CourierNode(CallingNode, [first.create_handle()], 1)
@@ -200,18 +196,13 @@ class LauncherContract:
         program.add_node(first, label="first")
         first.configure(start=3)
         assert handle is not None
-        assert launch(program).client("first").increment() == 4
+        assert launch(program).client("first").increment(by=5) == 8
 
-    def test_a_handler_can_stop_the_program(self, launch: Any) -> None:
-        self._check_stop(launch, "stop_program")
-
-    def test_a_thread_of_a_node_can_stop_the_program(self, launch: Any) -> None:
-        self._check_stop(launch, "thread_stops_program")
-
-    def _check_stop(self, launch: Any, method: str) -> None:
-        program = lp.Program("stops")
-        program.add_node(lp.CourierNode(Counter), label="counter")
-        program.add_node(lp.PyNode(lp.wait_for_stop), label="waiter")
+    @pytest.mark.parametrize("method", ["stop_program", "thread_stops_program"])
+    def test_a_handler_and_a_thread_of_a_node_can_stop_the_program(
+        self, launch: Any, method: str
+    ) -> None:
+        program = _program(counter=lp.CourierNode(Counter), waiter=lp.PyNode(lp.wait_for_stop))
         running = launch(program)
         client = running.client("counter")
         for _ in range(2):  # repeatedly
@@ -241,10 +232,11 @@ class LauncherContract:
     def test_who_ends_because_another_failed_is_not_seen_without_that(
         self, launch: Any, tmp_path: Path
     ) -> None:
-        program = lp.Program("seen")
-        program.add_node(lp.PyNode(lp.wait_for_stop), label="waiter")
-        program.add_node(lp.PyNode(linger, str(tmp_path / "go")), label="lingering")
-        program.add_node(lp.PyClassNode(FailingNode, "run"), label="failing")
+        program = _program(
+            waiter=lp.PyNode(lp.wait_for_stop),
+            lingering=lp.PyNode(linger, str(tmp_path / "go")),
+            failing=lp.PyClassNode(FailingNode, "run"),
+        )
         running = launch(program, notice_s=60.0)
 
         def states() -> dict[str, str]:
@@ -261,9 +253,7 @@ class LauncherContract:
         assert states() == {"waiter[0]": "ended", "lingering[0]": "ended", "failing[0]": "failed"}
 
     def test_a_stubborn_node_is_ended_after_the_notice(self, launch: Any) -> None:
-        program = lp.Program("stubborn")
-        program.add_node(lp.CourierNode(Counter), label="counter")
-        program.add_node(lp.PyNode(run_for_ever), label="stubborn")
+        program = _program(counter=lp.CourierNode(Counter), stubborn=lp.PyNode(run_for_ever))
         running = launch(program, notice_s=3.0)
         _wait_for_state(running, "stubborn[0]", "running")
         _wait_for_state(running, "counter[0]", "serving")
@@ -285,16 +275,14 @@ class LauncherContract:
     def test_a_stop_handler_registered_during_the_stop_is_called(
         self, launch: Any, tmp_path: Path
     ) -> None:
-        program = lp.Program("late")
-        program.add_node(lp.PyNode(register_late, str(tmp_path / "called")), label="late")
+        program = _program(late=lp.PyNode(register_late, str(tmp_path / "called")))
         running = launch(program, notice_s=30.0)
         _wait_for_state(running, "late[0]", "running")
         running.stop()
         assert (tmp_path / "called").exists()
 
     def test_a_node_that_fails_comes_back_as_its_policy_allows(self, launch: Any) -> None:
-        program = lp.Program("unsteady")
-        program.add_node(lp.CourierNode(Unsteady), label="unsteady")
+        program = _program(unsteady=lp.CourierNode(Unsteady))
         policy = lp.RestartPolicy(max_restarts=2, backoff_s=0.01)
         running = launch(program, restart={"unsteady": policy})
         client = running.client("unsteady")
@@ -311,8 +299,7 @@ class LauncherContract:
     def test_state_survives_restarts_and_launches(self, launch: Any, tmp_path: Path) -> None:
         policy = lp.RestartPolicy(backoff_s=0.01)
         for first in (1, 4):
-            program = lp.Program("state")
-            program.add_node(lp.CourierNode(Unsteady), label="unsteady")
+            program = _program(unsteady=lp.CourierNode(Unsteady))
             checkpoints = {"unsteady": tmp_path / "kept"}
             running = launch(program, restart=policy, checkpoints=checkpoints, notice_s=30.0)
             client = running.client("unsteady")
@@ -325,8 +312,7 @@ class LauncherContract:
             running.stop()
 
     def test_a_node_that_is_stuck_is_found_and_comes_back(self, launch: Any) -> None:
-        program = lp.Program("stuck")
-        program.add_node(lp.CourierNode(Unsteady), label="unsteady")
+        program = _program(unsteady=lp.CourierNode(Unsteady))
         limits = lp.Liveness(health_s=5.0, heartbeat_s=6.0)
         policy = lp.RestartPolicy(backoff_s=0.01)
         running = launch(program, restart=policy, liveness={"unsteady": limits})
@@ -349,8 +335,7 @@ class LauncherContract:
         assert log.read_text().splitlines()[3:] == [*expected, "last is asked"]
 
     def test_status_names_nodes_and_where_they_listen(self, launch: Any) -> None:
-        program = lp.Program("status")
-        program.add_node(lp.CourierNode(Counter), label="counter")
+        program = _program(counter=lp.CourierNode(Counter))
         running = launch(program)
         running.client("counter").increment()
         status = poll_until(
@@ -362,9 +347,8 @@ class LauncherContract:
 
     def test_a_port_that_is_taken_is_a_clear_error(self, launch: Any) -> None:
         with courier.Server(Counter(), secret=courier.Secret.generate()) as server:
-            program = lp.Program("taken")
             node = lp.CourierNode(Counter, courier_kwargs={"port": server.port})
-            program.add_node(node, label="counter")
+            program = _program(counter=node)
             with pytest.raises(lp.LaunchError, match=f"{server.port}.*taken"):
                 launch(program)
 
@@ -385,6 +369,14 @@ class LauncherContract:
         here = set(tmp_path.iterdir())
         launch(program, log_dir=tmp_path / "logs").wait()
         assert set(tmp_path.iterdir()) - here <= {tmp_path / "logs"}
+
+
+def _program(**nodes: lp.Node[Any]) -> lp.Program:
+    """Returns a program with one node in each group."""
+    program = lp.Program("contract")
+    for label, node in nodes.items():
+        program.add_node(node, label=label)
+    return program
 
 
 def _fail(client: Any) -> None:

@@ -173,13 +173,10 @@ class Monkey:
         except BaseException as error:  # noqa: BLE001 - raised at the end of the block
             self._error = error
         finally:
-            self._undo_all()
-
-    def _undo_all(self) -> None:
-        # Closing a fault undoes it, even if closing others fails.
-        with contextlib.ExitStack() as undo:
-            for _, _, steps in self._agenda:
-                undo.callback(steps.close)
+            # Closing a fault undoes it, even if closing others fails.
+            with contextlib.ExitStack() as undo:
+                for _, _, steps in self._agenda:
+                    undo.callback(steps.close)
 
     def _advance(self, steps: _Steps) -> None:
         with contextlib.suppress(StopIteration):

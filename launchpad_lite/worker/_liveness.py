@@ -36,7 +36,6 @@ class SignsOfLife:
         self._thread: threading.Thread | None = None
 
     def heartbeat(self) -> None:
-        """Notes a sign of life of the node's code."""
         self._heartbeats += 1
         period_s = self._liveness.heartbeat_report_s
         if period_s is None:

@@ -65,7 +65,6 @@ class Address:
         self._table = table
 
     def table(self) -> "AddressTable":
-        """Returns the table that knows this address."""
         for table in (_current_table.get(), self._table):
             if table is not None and self.key in table.endpoints:
                 return table

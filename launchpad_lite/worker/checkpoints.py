@@ -201,10 +201,7 @@ class CheckpointStore:
         return None
 
     def renew(self, name: str) -> Path:
-        """Makes an older checkpoint the newest one, by a copy; removes none.
-
-        Returns the folder of the copy, which the next start restores.
-        """
+        """Makes an older checkpoint the newest one, by a copy; returns the folder of that."""
         import shutil
 
         old = self._folder / name
@@ -517,7 +514,6 @@ def _difference(state: Path, wanted: dict[str, _StateEntry], *, thoroughly: bool
 
 
 def _children(folder: Path) -> list[Path]:
-    """Returns the content of a folder; nothing if the folder is missing."""
     try:
         return list(folder.iterdir())
     except FileNotFoundError:
@@ -534,7 +530,6 @@ def _make_folder(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Waits until the names in a folder are safe on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

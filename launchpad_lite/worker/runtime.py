@@ -73,7 +73,6 @@ class NodeSetup(NamedTuple):
         return f"{self.label}[{self.replica}]"
 
     def failure(self, report: courier.ExceptionReport) -> NodeFailure:
-        """Returns the failure of the node whose code raised."""
         failure = NodeFailure.of_exception(self.name, self.host, report)
         if self.ram_bytes is None or "MemoryError" not in report.type_name:
             return failure
@@ -82,28 +81,18 @@ class NodeSetup(NamedTuple):
 
 
 class CurrentNode(NamedTuple):
-    """The calling node.
+    """The calling node."""
 
-    Attributes:
-        name: `label[replica]`.
-        label: Its group.
-        replica: Its index in the group.
-        program: Name of its program.
-        seed: For its random numbers: 32 bits, made of the seed of the program and its name. It is the
-            same after each restart of the node, and in each run with `lp.launch(program, seed=...)`.
-        restarts: Whether it is started again when it fails.
-        keeps_state: Whether it has checkpoints.
-        is_interrupted: Whether it must end because of a signal or a failure, maybe before its work
-            is done.
-    """
-
-    name: str
+    name: str  # `label[replica]`
     label: str
     replica: int
     program: str
+    #: For its random numbers: 32 bits, made of the seed of the program and its name. It is the same
+    #: after each restart of the node, and in each run with `lp.launch(program, seed=...)`.
     seed: int
-    restarts: bool
-    keeps_state: bool
+    restarts: bool  # whether it is started again when it fails
+    keeps_state: bool  # whether it has checkpoints
+    #: Whether it must end because of a signal or a failure, maybe before its work is done.
     is_interrupted: bool
 
 
@@ -177,25 +166,21 @@ class NodeRuntime:
         self._post(kind(self.name, self.setup.attempt, *details))
 
     def constructed(self, *, runs: bool, serves: Address | None = None) -> None:
-        """Reports that the node's object is constructed.
-
-        If it `runs`, the program does not end before it has ended. `serves` is the address of its
-        courier server, for health checks.
-        """
-        self._runs = runs
-        self.say(Constructed, runs)
-        if self.stop_event.is_set():
-            self._report_stop_received()  # earlier reports are out of date
+        """Reports that the node's object is constructed, and what `serves`, for health checks."""
+        self._note_runs(runs=runs)
         self._signs.start(
             None if serves is None else self.table.endpoints[serves.key], self.table.tls
         )
 
     def only_serves(self) -> None:
         """Reports that the node's work is done, and that it goes on serving."""
-        self._runs = False
-        self.say(Constructed, False)
+        self._note_runs(runs=False)
+
+    def _note_runs(self, *, runs: bool) -> None:
+        self._runs = runs
+        self.say(Constructed, runs)
         if self.stop_event.is_set():
-            self._report_stop_received()
+            self._report_stop_received()  # earlier reports are out of date
 
     @contextlib.contextmanager
     def at_work(self, *, runs: bool, serves: Address | None = None) -> Iterator[None]:
@@ -229,24 +214,16 @@ class NodeRuntime:
             _LOGGER.warning(text, self.name, count, limit_s, call)
 
     def ask_stop(self) -> None:
-        """Asks for the end of the whole program."""
         self._post(StopAsked(f"lp.stop() in {self.name}"))
 
     def heartbeat(self) -> None:
-        """Shows that the node's code makes progress."""
         # Signs of life belong to the whole.
         if self._host is not None:
             self._host.heartbeat()
         else:
             self._signs.heartbeat()
 
-    @property
-    def is_hosted(self) -> bool:
-        """Whether it runs as a part of another node."""
-        return self._host is not None
-
     def obey(self, request: Request) -> None:
-        """Does an action on the node. For supervisors."""
         match request:
             case RequestStop():
                 self.request_stop(interrupts=request.interrupts)
@@ -374,7 +351,6 @@ class NodeRuntime:
             self.say(CutShort, self.setup.failure(courier.ExceptionReport.of(error)))
 
     def note_failing(self, report: courier.ExceptionReport) -> None:
-        """Reports what is known so far of an exception that ends the node."""
         self.say(Failing, self.setup.failure(report))
 
     def note_failed(self, report: courier.ExceptionReport) -> None:
@@ -421,11 +397,7 @@ class NodeRuntime:
         return found.union(ident for ident in loops if ident is not None)
 
     def look(self, computing: Collection[int], idents: Collection[int] | None = None) -> Looked:
-        """Returns what the node does now.
-
-        `computing` are the threads of this process that compute, `idents` those of the node; None:
-        all are.
-        """
+        """Returns what the node does now; `idents` are its threads, None: all of this process."""
         from launchpad_lite.process.activity import activities
         from launchpad_lite.process.stacks import describe_threads
 
@@ -441,10 +413,7 @@ class NodeRuntime:
         return [server for runtime in self._with_parts() for server in runtime._servers]
 
     def end_with_node(self, end: Callable[[], object]) -> None:
-        """Registers a function to call when the node's code has ended, in order or by force.
-
-        It is called in the thread that supervises the node, if that is another one.
-        """
+        """Registers a function to call when the node's code has ended, maybe in another thread."""
         self._ends.append(end)
 
     @contextlib.contextmanager
@@ -498,11 +467,7 @@ def keep_own_client(client: "courier.Client") -> None:
 
 
 def current_runtime(*, any_node: bool = False) -> NodeRuntime:
-    """Returns the runtime of the calling node.
-
-    In a thread without a node, `any_node` takes another node of the only program here. Raises
-    NoProgramError if no node runs here, or several do and the calling thread belongs to none.
-    """
+    """Returns the runtime of the calling node; with `any_node`, or one of the only program here."""
     runtimes = _owners()
     if not runtimes:
         raise NoProgramError(
@@ -695,7 +660,7 @@ def register_stop_handler(handler: StopHandler) -> None:
     """
     owners = _owners()
     # A thread without a node belongs to the whole, if several nodes are parts of one.
-    whole = [owner for owner in owners if not owner.is_hosted] if len(owners) > 1 else owners
+    whole = [each for each in owners if each._host is None] if len(owners) > 1 else owners
     handlers = whole[0].stop_handlers if len(whole) == 1 else STOP_HANDLERS
     handlers.add(handler, catch_signals=not owners)
     # All of them count as checking for the stop, because the thread's node is not known.

@@ -89,11 +89,7 @@ class NodeState:
         return () if self._write is None else _METHODS
 
     def save(self) -> Path | None:
-        """Writes a checkpoint and returns its folder; None if the node keeps none.
-
-        Raises CheckpointError if it could not be written. What the `save` of the object raises
-        passes.
-        """
+        """Writes a checkpoint and returns its folder; None if the node keeps none."""
         write = self._write
         if self._store is None or write is None:
             return None
@@ -123,9 +119,7 @@ class NodeState:
     ) -> Iterator[None]:
         """Restores a new object, saves it on a period, and when the block ends well.
 
-        `leaves_well` tells whether an exception leaves the state whole. Raises TypeError if
-        checkpoints were asked for, and the object has no `save` and `restore`, or others of these
-        names.
+        Also when it ends by an exception that leaves the state whole, as `leaves_well` tells.
         """
         self._restore(instance)
         try:
@@ -217,21 +211,16 @@ def _signature(owner: object, name: str) -> tuple[bool, inspect.Signature | None
     method = getattr(owner, name, None)
     if not callable(method):
         return False, None
-    without_self = False
     if inspect.isclass(owner):
         found = inspect.getattr_static(owner, name)
-        without_self = inspect.isfunction(found)
-        if not without_self and not isinstance(found, classmethod | staticmethod):
+        if inspect.isfunction(found):
+            method = functools.partial(method, None)  # in the place of `self`
+        elif not isinstance(found, classmethod | staticmethod):
             return False, None  # only the object knows
     try:
-        signature = signature_of(method)
+        return True, signature_of(method)
     except (TypeError, ValueError):  # written in C
         return True, None
-    if without_self:
-        parameters = list(signature.parameters.values())
-        if parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
-            signature = signature.replace(parameters=parameters[1:])
-    return True, signature
 
 
 def _takes_folder(signature: inspect.Signature) -> bool:

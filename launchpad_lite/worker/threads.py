@@ -64,7 +64,6 @@ class NodeThread:
         return self._runner is not None and self._runner.is_alive()
 
     def threads(self) -> set[int]:
-        """Returns the idents of the threads that run its code: its own, and those of its calls."""
         own = self._runner.ident if self._runner is not None else None
         return self.runtime.threads_of_calls() | ({own} if own is not None else set())
 
@@ -101,7 +100,6 @@ class ThreadHost(abc.ABC):
         """Returns the executable to start."""
 
     def perform(self, action: NodeAction) -> None:
-        """Does actions on nodes."""
         match action:
             case Start():
                 self._start(action)
