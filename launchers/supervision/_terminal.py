@@ -120,11 +120,7 @@ class LiveLines:
         self._is_drawn = False
 
     def put(self, owner: Hashable, lines: Sequence[str], now: float) -> bool:
-        """Replaces the lines of an owner; returns whether they differ from the lines before.
-
-        The lines may have colours. An owner keeps the place of its first lines, also without lines,
-        until `forget`. `now` is in seconds.
-        """
+        """Replaces the lines of an owner, which keeps its place; returns whether they differ."""
         with self._lock:
             before, _ = self._lines.get(owner, ((), now))
             self._lines[owner] = lines, now
@@ -145,9 +141,8 @@ class LiveLines:
     def draw(self, columns: int, rows: int, now: float) -> str:
         """Returns the text that draws the lines on a terminal, in place of the drawn ones.
 
-        They take at most half of its height. If that is too little, lines that changed in the last
-        seconds come first, and the last row tells how many lines are not shown. Lines longer than
-        its width are cut.
+        They take half of its height at most. If that is too little, lines that changed lately come
+        first.
         """
         with self._lock:
             shown = _choose([*self._lines.values()], max(1, rows // 2), now)

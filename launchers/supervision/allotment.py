@@ -117,7 +117,6 @@ def _labels(executables: Sequence[Executable], choose: Callable[[Executable], bo
 
 
 def _wishes(executables: Sequence[Executable], name: str) -> dict[str, float]:
-    """Returns what executables want of one resource; those that want none are left out."""
     found = ((each.name, getattr(each.resources, name)) for each in executables)
     return {executable: float(wish) for executable, wish in found if wish}
 
@@ -129,7 +128,6 @@ def _too_much(
     there: float,
     who: str,
 ) -> list[str]:
-    """Returns a mistake with the totals, if more is asked for than there is."""
     if sum(wishes.values()) <= there + _EPSILON:
         return []
     asked = f"{totals(what, executables, wishes)}, {who} {_floored(there)}"

@@ -30,8 +30,7 @@ _MADE_LENGTH = 23
 def make_run_folder(program: str, named: Path | None = None) -> Path:
     """Returns the folder for a run of a program, made for this user only, as an absolute path.
 
-    The user may have `named` it. A new folder in the default place replaces the oldest folders
-    there. Raises LaunchError if it cannot be used.
+    A new folder in the default place replaces the oldest ones there.
     """
     try:
         folder = (named or _make_base() / run_name(program)).absolute()
@@ -88,7 +87,6 @@ def _remove_old_runs(base: Path, keep: int) -> None:
 
 
 def _is_own_and_unchanged_since(folder: Path, since: float) -> bool:
-    """Returns whether a folder is this user's, and nothing in it was changed after a time, in seconds since 1970."""
     is_own = folder.lstat().st_uid == os.geteuid()
     return is_own and all(each.lstat().st_mtime < since for each in (folder, *folder.rglob("*")))
 

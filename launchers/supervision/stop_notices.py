@@ -47,10 +47,7 @@ class StopNotices:
         return self.due is not None and now >= self.due
 
     def look(self, waited_for: Mapping[str, bool], now: float) -> None:
-        """Prints which nodes are waited for, if they have changed. `begin` must come first.
-
-        `waited_for` has nodes that still run, and whether each checks for the request.
-        """
+        """Prints which nodes are waited for, if they have changed. `begin` must come first."""
         assert self._began_at is not None
         names = list(waited_for)
         left_s = self._began_at + self._notice_s - now

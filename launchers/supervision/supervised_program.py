@@ -384,7 +384,6 @@ def _by_summary(failures: Sequence[NodeFailure]) -> dict[str, list[str]]:
 
 
 def _places(nodes: Sequence[str], stacks: Mapping[str, str]) -> str:
-    """Returns the stacks of nodes, as text for people."""
     known = [node for node in nodes if stacks.get(node)]
     parts = [f"{node} was here:\n\n{indented(stacks[node])}" for node in known[:_MAX_PLACES]]
     if more := known[_MAX_PLACES:]:

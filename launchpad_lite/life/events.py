@@ -118,7 +118,6 @@ class StopAsked(_Message):
 
     @property
     def outcome(self) -> Outcome:
-        """How the program ends by it."""
         if self.reason == WORK_DONE:
             return Outcome.COMPLETED
         return Outcome.STOPPED if self.signum is None else Outcome.INTERRUPTED

@@ -85,11 +85,7 @@ class RestartPolicy:
         return cls(**checked_fields(cls, given, "lp.RestartPolicy, its name"))
 
     def delay_s(self, failures: int, chance: float) -> float:
-        """Returns how long to wait before a restart.
-
-        `failures` are those in the window, with good ends soon after a start; `chance` is evenly
-        distributed from 0 to 1.
-        """
+        """Returns how long to wait after failures; `chance` is evenly distributed from 0 to 1."""
         # 2.0 ** 1024 overflows a float; 0 times anything is 0.
         delay = self.backoff_s * 2.0 ** min(max(0, failures - 1), 1023)
         return min(delay, self.max_backoff_s) * (1 + self.jitter * (2 * chance - 1))

@@ -431,7 +431,6 @@ class ProgramLife:
         return replace(self._stamped(node, failure, now), restarts=tuple(node.past.restarts))
 
     def _may_start_again(self, node: _NodeLife, now: float) -> bool:
-        """Returns whether its policy allows a restart after a failure."""
         policy = node.terms.restart
         if policy.when is RestartWhen.NEVER:
             return False
@@ -822,7 +821,6 @@ class ProgramLife:
         return [Finish(result)]
 
     def _first_cause_first(self) -> list[NodeFailure]:
-        """Orders failures: causes before their consequences."""
         consequences = [each for each in self._failures if each.is_consequence]
         failures = self._callees_first([each for each in self._failures if not each.is_consequence])
         failures += consequences

@@ -18,10 +18,7 @@ _WATCH_S, _LEAST = 0.05, 0.1
 
 
 def computing_threads() -> Collection[int]:
-    """Returns the idents of the threads that use the processor; none where the system does not tell.
-
-    Watches them for 50 ms.
-    """
+    """Watches for 50 ms which threads use the processor; none where the system does not tell."""
     ids = {each.ident: each.native_id for each in threading.enumerate()}
     before = {ident: _processor_s(native) for ident, native in ids.items()}
     time.sleep(_WATCH_S)

@@ -197,9 +197,7 @@ def parse_known(argv: list[str]) -> list[str]:
 def parse_script_arguments() -> None:
     """Parses this process's command line, if nothing has parsed it and it is a script's own.
 
-    Raises:
-        LaunchError: It has an unknown flag that is similar to a known one.
-        SystemExit: It asks for help, which was printed.
+    Raises LaunchError if an unknown flag is similar to a known one. Exits after a request for help.
     """
     # Under pytest and in notebooks, the arguments are not for us.
     foreign = "PYTEST_CURRENT_TEST" in os.environ or "ipykernel" in sys.modules

@@ -1,8 +1,4 @@
-"""The contract of every launcher, as tests to subclass.
-
-class TestMyLauncher(LauncherContract):
-    launcher = "mine"
-"""
+"""The contract of every launcher, as tests to subclass."""
 
 import contextlib
 import threading

@@ -1,11 +1,5 @@
 """Injects faults into running programs, to show that yours survives them.
 
-    def test_it_survives(launch_program):
-        running = launch_program(make_program(), "test_mp")
-        with Monkey(running, seed=7, labels=("evaluator",)) as monkey:
-            result = running.wait()
-        assert monkey.injected
-
 psutil sends the signals: it hits no other process that has got the number of a worker meanwhile.
 """
 

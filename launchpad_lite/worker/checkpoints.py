@@ -268,17 +268,14 @@ class CheckpointStore:
         if descriptor is None:
             yield True
             return
-        try:
+        with contextlib.ExitStack() as held:
+            held.callback(os.close, descriptor)
             with self._explained("locked"):
                 locked = self._lock(descriptor, wait=wait)
-            try:
-                yield locked
-            finally:
+            if locked:
                 # Closing is not enough: a process that was forked meanwhile holds a copy.
-                if locked:
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)
-        finally:
-            os.close(descriptor)
+                held.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)
+            yield locked
 
     def _open_lock(self) -> int | None:
         """Opens the file to lock; None where there is none and none can be made."""

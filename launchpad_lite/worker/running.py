@@ -26,10 +26,7 @@ class Thawable(Protocol):
 
 
 def run_node(work: Thawable, runtime: NodeRuntime) -> str:
-    """Runs a node to its end, in this thread, where its runtime is active; reports how it failed.
-
-    Returns the traceback of its failure; empty if it did not fail.
-    """
+    """Runs a node in this thread, where its runtime is active; returns the trace of a failure."""
     if runtime.stop_event.is_set():
         return ""  # asked to end before it began
     try:
