@@ -174,6 +174,9 @@ class _NodeLife:
         signs = self.worker.signs.values() if self.stage is _NodeStage.UP else ()
         return min(self.deadline, *signs, math.inf)
 
+    def release_at(self) -> float:
+        return self.hold.until if self.stage is _NodeStage.ASKED else math.inf
+
 
 class ProgramLife:
     """The state machine. One call at a time."""
@@ -322,13 +325,10 @@ class ProgramLife:
             case Heartbeat():
                 self._expect(node, "heartbeat", liveness.heartbeat_deadline_s, now)
             case StopReceived():
-                node.hold.ignores_stop = not event.listens
-                until = (
-                    min(node.hold.until, now + self._timing.unaware_s)
-                    if node.hold.ignores_stop
-                    else node.hold.share_ends
-                )
-                node.hold.until = self._due(until)
+                hold, limit = node.hold, now + self._timing.unaware_s
+                hold.ignores_stop = not event.listens
+                until = hold.share_ends if event.listens else min(hold.until, limit)
+                hold.until = self._due(until)
             case Preempted():
                 return self._note_preemption(node, event, now)
             case Leaving():
@@ -348,18 +348,15 @@ class ProgramLife:
 
     def _note_report(self, node: _NodeLife, event: Failed, now: float) -> list[Action]:
         """Takes the failure of a node whose worker may end late: threads, exit functions."""
-        if (
-            node.stage not in (_NodeStage.UP, _NodeStage.ASKED)
-            or node.worker.verdict is not None
-            or node.worker.failed is not None
-        ):
+        worker = node.worker
+        is_up = node.stage in (_NodeStage.UP, _NodeStage.ASKED)
+        if not is_up or worker.verdict is not None or worker.failed is not None:
             return []
         failure = event.failure
-        node.worker.failed = self._stamped(node, failure, now)
+        worker.failed = self._stamped(node, failure, now)
         # Its server closes, and its callers notice, before it can report its failure.
-        node.worker.failed_by_itself = node.worker.fails_by_itself(
-            unasked=event.unasked or bool(node.worker.left_unasked)
-        )
+        unasked = event.unasked or bool(worker.left_unasked)
+        worker.failed_by_itself = worker.fails_by_itself(unasked=unasked)
         if self.stopping and node.stage is _NodeStage.UP:
             self._limit_hold(node, now)  # it gets no request any more
         self._enter(node, _NodeStage.ASKED, min(node.deadline, now + self._notice_s))
@@ -368,7 +365,7 @@ class ProgramLife:
             return []
         if self._may_start_again(node, now):
             return []
-        node.worker.reported = True
+        worker.reported = True
         return self._note_failure(self._with_history(node, failure, now), now)
 
     def _note_reported(self, node: _NodeLife) -> None:
@@ -378,25 +375,22 @@ class ProgramLife:
             self._note_late_failure(node, node.worker.failed, is_verdict=False)
 
     def _note_end(self, node: _NodeLife, event: Ended, now: float) -> list[Action]:
-        node.worker.failed_by_itself = node.worker.failed_by_itself or node.worker.fails_by_itself(
-            unasked=event.unasked
-        )
-        node.worker.asked_to_leave = node.worker.asked_to_leave or event.wants_restart
-        by_force = (
-            node.stage in (_NodeStage.TERMINATED, _NodeStage.KILLED)
-            and not node.worker.failed_by_itself
-        )
-        failure = self._judge(node, node.worker.failing or event.failure, event.stacks)
-        verdict, node.worker.verdict = node.worker.verdict, None
+        worker = node.worker
+        worker.failed_by_itself |= worker.fails_by_itself(unasked=event.unasked)
+        worker.asked_to_leave |= event.wants_restart
+        forced = node.stage in (_NodeStage.TERMINATED, _NodeStage.KILLED)
+        failure = self._judge(node, worker.failing or event.failure, event.stacks)
+        verdict, worker.verdict = worker.verdict, None
         self._enter(node, _NodeStage.ENDED)
-        if node.worker.reported:
+        if worker.reported:
             return []
         died_at = now - event.dead_s
-        if failure is not None and node.worker.failed is None:
+        if failure is not None and worker.failed is None:
             failure = self._stamped(node, failure, died_at)
         if self.stopping:
             # A worker that we ended by force did not fail, unless we did so after a failure.
-            if failure is not None and (verdict is not None or not by_force):
+            counts = verdict is not None or worker.failed_by_itself or not forced
+            if failure is not None and counts:
                 self._note_late_failure(node, failure, is_verdict=verdict is not None)
             return []
         if failure is None:
@@ -572,10 +566,9 @@ class ProgramLife:
         """Ends a node with its host, and the program with it."""
         if node.has_worker or not self._may_move(node, now):
             failure = node.worker.failed or self._loss(node, event, now)
-            is_granted = self._is_granted(node, now)
-            self._failures.append(
-                failure if is_granted else replace(failure, restarts=tuple(node.past.restarts))
-            )
+            if not self._is_granted(node, now):
+                failure = replace(failure, restarts=tuple(node.past.restarts))
+            self._failures.append(failure)
         node.worker.reported = True
         self._enter(node, _NodeStage.ENDED)
 
@@ -590,9 +583,8 @@ class ProgramLife:
         self._start_again(node, failure, now)
 
     def _loss(self, node: _NodeLife, event: HostLost, now: float) -> NodeFailure:
-        return self._stamped(
-            node, NodeFailure(node.name, event.host, event.reason, host_lost=True), now
-        )
+        failure = NodeFailure(node.name, event.host, event.reason, host_lost=True)
+        return self._stamped(node, failure, now)
 
     def _stop_if_idle(self, now: float) -> list[Action]:
         if self._phase is not _Phase.RUNNING or not self._ends_when_idle:
@@ -612,13 +604,9 @@ class ProgramLife:
         for node in self._nodes.values():
             if node.next_deadline() <= now:
                 actions += self._next_stage(node, now)
-            if node.stage is _NodeStage.ASKED and node.hold.until <= now:
+            if node.release_at() <= now:
                 actions += self._let_go(node)
-        releases = (
-            node.hold.until
-            for node in self._nodes.values()
-            if node.stage is _NodeStage.ASKED and node.hold.until > now
-        )
+        releases = (node.release_at() for node in self._nodes.values())
         deadlines = (node.next_deadline() for node in self._nodes.values())
         phase_ends = self._phase_ends if self._phase is _Phase.BLAMING else math.inf
         self._next_due = min(phase_ends, *releases, *deadlines, math.inf)
@@ -714,13 +702,8 @@ class ProgramLife:
         # While all stop, other nodes may not be there any more to keep a node's code going. The
         # constructor has a limit of its own.
         due = node.worker.constructed or sign == "startup"
-        if (
-            limit_s is not None
-            and due
-            and node.stage is _NodeStage.UP
-            and node.worker.left_unasked is None
-            and not self.stopping
-        ):
+        is_at_work = node.stage is _NodeStage.UP and node.worker.left_unasked is None
+        if limit_s is not None and due and is_at_work and not self.stopping:
             node.worker.signs[sign] = self._due(now + limit_s)
 
     def _due(self, at: float) -> float:
@@ -777,9 +760,8 @@ class ProgramLife:
         node.worker.note_asked()
         self._enter(node, _NodeStage.ASKED, node.deadline)
         self._limit_hold(node, now)
-        return RequestStop(
-            node.name, interrupts=self._outcome in (Outcome.INTERRUPTED, Outcome.FAILED)
-        )
+        interrupts = self._outcome in (Outcome.INTERRUPTED, Outcome.FAILED)
+        return RequestStop(node.name, interrupts)
 
     def _limit_hold(self, node: _NodeLife, now: float) -> None:
         # Each wave has its share, so that the last one has some of the notice, too.
