@@ -9,12 +9,9 @@ import threading
 import unicodedata
 from collections.abc import Hashable, Sequence
 
-#: A longer line is passed on in pieces.
-_MAX_LINE_BYTES = 1 << 20
-#: More than the width of any terminal.
-_SHOWN_BYTES = 4096
-#: How many lines output may move up: more than any nested bars need.
-_MOST_ROWS = 50
+_MAX_LINE_BYTES = 1 << 20  # a longer line is passed on in pieces
+_SHOWN_BYTES = 4096  # more than the width of any terminal
+_MOST_ROWS = 50  # how many lines output may move up: more than any nested bars need
 #: Ends of lines, and escape sequences other than colours.
 _CONTROL = re.compile(rb"(\n|\x1b\[[0-?]*[ -/]*[@-ln-~])")
 _BEGUN_SEQUENCE = re.compile(rb"\x1b(\[[0-?]*[ -/]*)?")
@@ -34,8 +31,7 @@ class Lines:
     """
 
     def __init__(self) -> None:
-        #: Lines that may still change; the last is the lowest.
-        self._rows = [b""]
+        self._rows = [b""]  # lines that may still change; the last is the lowest
         self._at = 0
         self._begun_sequence = b""
 

@@ -16,8 +16,7 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 _GIB = 1 << 30
-#: Tolerance for parts of cores and devices, which are sums of floats.
-_EPSILON = 1e-9
+_EPSILON = 1e-9  # tolerance for parts of cores and devices, which are sums of floats
 _UNITS = {"cpu": "cores", "ram_gib": "GiB", "gpu": "devices"}
 
 

@@ -34,8 +34,7 @@ _LOOK_MS = 1000
 #: Seconds for which a program that has ended waits for a reader that takes nothing: its notice, within
 #: these limits. If asked to end at once, it waits only the least.
 _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 1.0, 10.0
-#: Seconds between two drawings of unfinished lines, at the least.
-_DRAW_S = 0.1
+_DRAW_S = 0.1  # seconds between two drawings of unfinished lines, at the least
 #: Bytes to write, or a function that the writing thread calls for them.
 _Piece = bytes | Callable[[], bytes]
 
@@ -324,8 +323,7 @@ class Console:
         self._lock = threading.Lock()
         self._nodes: dict[str, Lines] = {}
         self._colours: dict[str, int] = {}
-        #: Whether the last output of a node was dropped.
-        self._is_torn: dict[str, bool] = {}
+        self._is_torn: dict[str, bool] = {}  # whether the last output of a node was dropped
 
     def show(self, node: str, data: bytes) -> None:
         """Gets output of a node; prints the lines that are complete."""

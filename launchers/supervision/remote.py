@@ -59,21 +59,16 @@ _QUIT_S = 5.0
 #: Seconds for which an agent may leave a ping unanswered while all its workers are ended by force: less
 #: than the time from SIGTERM to SIGKILL, and from SIGKILL to giving up.
 _SILENT_S = 0.9
-#: Seconds that the reaper has to end what its agent left.
-_SWEEP_S = 5.0
+_SWEEP_S = 5.0  # seconds that the reaper has to end what its agent left
 #: Seconds between two pings of an agent, whose answer tells what its workers use.
 _PING_S = 5.0
-#: Stands for a frame that did not come in time.
-_NOTHING = LinkFrame("")
+_NOTHING = LinkFrame("")  # stands for a frame that did not come in time
 _ANSWERS = ("surveyed", "probed", "relaying", "reserved", "unable")
-#: Seconds that an agent has to answer a question about its host.
-_ANSWER_S = 20.0
+_ANSWER_S = 20.0  # seconds that an agent has to answer a question about its host
 #: Seconds after which a thread that waits for an answer notices that the program is to end.
 _LOOK_S = 0.1
-#: The attempt of a node that was not started here, so that it is not lost with the host.
-_NEVER = -1
-#: Exit code of ssh when the connection failed.
-_LINK_BROKE = 255
+_NEVER = -1  # the attempt of a node that was not started here, so that it is not lost with the host
+_LINK_BROKE = 255  # exit code of ssh when the connection failed
 
 
 class EndingError(LaunchError):
@@ -100,23 +95,19 @@ class AgentHost:
         self._attempts: dict[str, int] = {}
         self._pids: dict[str, int] = {}
         self._usage: Mapping[str, Usage] = {}
-        #: Nodes whose last worker failed.
-        self._failed: set[str] = set()
+        self._failed: set[str] = set()  # nodes whose last worker failed
         self._stacks: dict[str, str] = {}
-        #: Answers to `look`, by node.
-        self._looks: dict[str, Looked] = {}
+        self._looks: dict[str, Looked] = {}  # answers to `look`, by node
         self._looked = threading.Condition()
         #: Nodes that were started and have not ended, and those that are being ended by SIGKILL.
         self._living: set[str] = set()
         self._killed: set[str] = set()
-        #: Whether all nodes are to end.
-        self._stopping = False
+        self._stopping = False  # whether all nodes are to end
         #: When the agent got the ping whose answer tells that it is not stuck.
         self._questioned_at = math.inf
         self._closing = False
         self._close_by = math.inf
-        #: Whether the link to its agent has ended.
-        self.is_lost = False
+        self.is_lost = False  # whether the link to its agent has ended
         #: Whether the agent was asked from outside to end; then it starts no more nodes.
         self.is_departing = False
         self._lost_since = ""

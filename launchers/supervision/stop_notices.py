@@ -8,10 +8,8 @@ from launchpad_lite.life.result import named
 
 #: Seconds from a signal to the first message on nodes that are waited for, and between two such messages.
 _FIRST_S, _BETWEEN_S = 1.0, 5.0
-#: Seconds after which, without a limit, a message says which nodes still run.
-_LONG_S = 10.0
-#: Nodes that a message names.
-MAX_NAMED = 4
+_LONG_S = 10.0  # seconds after which, without a limit, a message says which nodes still run
+MAX_NAMED = 4  # nodes that a message names
 
 
 class StopNotices:
@@ -26,8 +24,7 @@ class StopNotices:
         self._said: list[str] = []
         self._half_at = 0.0
         self._is_hinted = False
-        #: When to look again; None: never.
-        self.due: float | None = None
+        self.due: float | None = None  # when to look again; None: never
 
     def begin(self, cause: Event, now: float) -> None:
         """Takes note that the program stops. Only the first time counts."""

@@ -46,16 +46,11 @@ from launchpad_lite.life.result import indented, named
 from launchpad_lite.life.timing import DEFAULT, Timing
 from launchpad_lite.process.stop_handlers import STOP_HANDLERS
 
-#: Seconds that a node has to report its stacks.
-_LOOK_S = 2.0
-#: A node that uses fewer cores than this is idle.
-_IDLE_CPU = 0.05
-#: States in which a node can wait for others.
-_UP = ("starting", "running", "serving")
-#: Seconds of the shortest wait for a restart that is shown.
-_LONG_DELAY_S = 1.0
-#: How many nodes that were ended by force are shown with their stacks.
-_MAX_PLACES = 4
+_LOOK_S = 2.0  # seconds that a node has to report its stacks
+_IDLE_CPU = 0.05  # a node that uses fewer cores than this is idle
+_UP = ("starting", "running", "serving")  # states in which a node can wait for others
+_LONG_DELAY_S = 1.0  # seconds of the shortest wait for a restart that is shown
+_MAX_PLACES = 4  # how many nodes that were ended by force are shown with their stacks
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -123,13 +118,11 @@ class SupervisedProgram(WatchedProgram):
         self._states = {executable.name: "starting" for executable in plan.executables}
         #: The time at which each entered its state.
         self._since = dict.fromkeys(self._states, time.time())
-        #: Nodes that have failed, in whatever state.
-        self._failed: set[str] = set()
+        self._failed: set[str] = set()  # nodes that have failed, in whatever state
         self._attempts = {executable.name: 0 for executable in plan.executables}
         #: Addresses of ended servers, by the nodes that call them: a node that starts again must know.
         self._ended_for: dict[str, tuple[str, ...]] = {}
-        #: Set by `supervise`.
-        self._host: Host
+        self._host: Host  # set by `supervise`
         self._stopping = threading.Event()
         # In their own thread, because handlers may block or raise. It starts with the program, because at
         # the end the interpreter may be ending too, and start no threads.

@@ -51,15 +51,12 @@ class WatchedProgram(RunningProgram):
         self._crash_dir: Path | None = None
         self._is_launch = is_launch
         self._tells_logs = tells_logs
-        #: Whether it was asked to end at once.
-        self._is_in_hurry = False
-        #: Whether this process has asked it to end.
-        self._was_asked = False
+        self._is_in_hurry = False  # whether it was asked to end at once
+        self._was_asked = False  # whether this process has asked it to end
         #: Put from any thread and from signal handlers: only a SimpleQueue allows that.
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._result: ProgramResult | None = None
-        #: Why it could not be launched.
-        self._failure: str | None = None
+        self._failure: str | None = None  # why it could not be launched
         #: Set when it runs in its job or cluster, and when it has ended.
         self._is_known = threading.Event()
         self._ended = threading.Event()

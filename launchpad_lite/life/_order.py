@@ -13,8 +13,7 @@ class StopOrder:
         self._calls = calls
         #: For each node, those that stop before it: callers of it, or of one of its circle.
         self.callers: dict[str, list[str]] = {name: [] for name in calls}
-        #: The number of steps of the stop.
-        self.waves = 0
+        self.waves = 0  # the number of steps of the stop
         wave: dict[str, int] = {}
         # Callees come before their callers here; the waves are counted the other way.
         for circle in reversed(list(_circles(calls))):

@@ -149,8 +149,7 @@ class _Past:
 class _NodeLife:
     terms: NodeTerms
     stage: _NodeStage = _NodeStage.WAITING
-    #: When its stage ends by itself; infinity: never.
-    deadline: float = math.inf
+    deadline: float = math.inf  # when its stage ends by itself; infinity: never
     attempt: int = 0
     #: Whether it has something to run; None before its object was first constructed.
     runs: bool | None = None
@@ -206,8 +205,7 @@ class ProgramLife:
         #: how many of all have not. Counted, because with thousands of nodes a loop over all takes
         #: long.
         self._with_work = self._at_work = self._left = len(self._nodes)
-        #: Whether any node ever had something to run.
-        self._had_work = False
+        self._had_work = False  # whether any node ever had something to run
         self._notice_s = math.inf if notice_s < 0 else notice_s
         self._timing = timing
         self._blame_s = timing.blame_s if blame_s is None else blame_s
@@ -215,16 +213,13 @@ class ProgramLife:
         self._ends_when_idle = ends_when_idle
         self._chance = chance
         self._phase = _Phase.RUNNING
-        #: When the phase ends by itself.
-        self._phase_ends = math.inf
+        self._phase_ends = math.inf  # when the phase ends by itself
         #: Nothing is due before it. It may be too early after a deadline moves, which does no harm.
         self._next_due = now
         self._looked_at = now
-        #: Nodes whose callers have ended, to be asked to end.
-        self._free: list[_NodeLife] = []
+        self._free: list[_NodeLife] = []  # nodes whose callers have ended, to be asked to end
         self._has_limits = any(node.terms.liveness != Liveness() for node in self._nodes.values())
-        #: Failures in the order in which they became known.
-        self._failures: list[NodeFailure] = []
+        self._failures: list[NodeFailure] = []  # failures in the order in which they became known
         #: While it waits for the cause of a failure: the nodes that may be the cause.
         self._suspects: set[str] = set()
         # Limited, because a node that always ends well restarts as long as the program runs.

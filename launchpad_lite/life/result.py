@@ -146,8 +146,7 @@ class NodeFailure:
         return parts
 
 
-#: Nodes of a lost host that a headline names.
-_MAX_NAMED = 3
+_MAX_NAMED = 3  # nodes of a lost host that a headline names
 
 
 def gathered(failures: Iterable[NodeFailure]) -> list[list[NodeFailure]]:

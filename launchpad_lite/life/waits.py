@@ -8,8 +8,7 @@ from launchpad_lite.life.result import named
 
 #: How the text of a deadlock begins.
 DEADLOCK = "deadlock: "
-#: Nodes, chains and causes to name; more are counted.
-_MOST = 10
+_MOST = 10  # nodes, chains and causes to name; more are counted
 
 
 @dataclass
@@ -29,8 +28,7 @@ class _Actor:
     node: str
     does: ThreadActivity
     targets: "list[_Actor]" = field(default_factory=list)
-    #: Why it waits, if it is for no actor.
-    cause: str = ""
+    cause: str = ""  # why it waits, if it is for no actor
     #: Whether it waits behind what `targets` do, because they take all threads of the server.
     is_queued: bool = False
 

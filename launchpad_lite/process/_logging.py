@@ -17,8 +17,7 @@ class LoggingSetup(NamedTuple):
     format: tuple[str, str | None] | None
     #: Filters of warnings; categories that are not built in by name.
     filters: Sequence[tuple[Any, ...]]
-    #: Whether the root has the handler of absl, which `app.run` sets.
-    is_of_absl: bool = False
+    is_of_absl: bool = False  # whether the root has the handler of absl, which `app.run` sets
 
     @classmethod
     def take(cls) -> "LoggingSetup":

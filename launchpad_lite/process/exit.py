@@ -22,16 +22,11 @@ _uncollected: "list[RunningProgram]" = []
 # Cleared in a forked child, which has launched none of them.
 os.register_at_fork(after_in_child=_uncollected.clear)
 _excepthooks: list[Callable[..., object]] = []
-#: Set when the script ends with an error.
-_script_failed = threading.Event()
-#: Threads of nodes that did not end with their program.
-_left_behind: list[threading.Thread] = []
-#: The last argument of `sys.exit`, since a thread was left behind.
-_asked_code = [0]
-#: The tool id for `sys.monitoring`, which debuggers, coverage and profilers do not use.
-_TOOL_ID = 4
-#: Seconds that a script waits before its end for a program that it has just launched.
-_SOON_S = 1.0
+_script_failed = threading.Event()  # set when the script ends with an error
+_left_behind: list[threading.Thread] = []  # threads of nodes that did not end with their program
+_asked_code = [0]  # the last argument of `sys.exit`, since a thread was left behind
+_TOOL_ID = 4  # the tool id for `sys.monitoring`, which debuggers, coverage and profilers do not use
+_SOON_S = 1.0  # seconds that a script waits before its end for a program that it has just launched
 
 
 def report_at_exit(running: "RunningProgram") -> None:

@@ -19,14 +19,12 @@ _LOGGER = logging.getLogger(__name__)
 _ABSL = "absl.flags"
 T = TypeVar("T")
 
-#: How a command line asks for help.
-HELP = frozenset({"-h", "--help"})
+HELP = frozenset({"-h", "--help"})  # how a command line asks for help
 #: Modules that parse command lines. A script that uses one parses its own.
 _OTHER_PARSERS = frozenset({"argparse", "click", "docopt", "fire", "getopt", "optparse", "tyro"})
 
 
-#: In the order in which they are defined here.
-_ALL: "list[Flag[Any]]" = []
+_ALL: "list[Flag[Any]]" = []  # in the order in which they are defined here
 
 
 class Flag(Generic[T]):
@@ -148,8 +146,7 @@ class _Finder:
         return spec
 
 
-#: The module of absl that has our flags.
-_registry: Any = None
+_registry: Any = None  # the module of absl that has our flags
 #: Whether later flags of absl count as parsed, by others or for lack of arguments.
 _are_parsed = False
 

@@ -25,8 +25,7 @@ class Forcing:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: The thread, while it can be ended.
-        self._thread: int | None = None
+        self._thread: int | None = None  # the thread, while it can be ended
         self._is_forced = False
         #: The exception to raise as soon as possible.
         self._is_due = False

@@ -12,8 +12,7 @@ from launchpad_lite.parts.arguments import name_of
 F = TypeVar("F", bound=Callable[[], object])
 
 _functions: dict[str, Callable[[], object]] = {}
-#: The functions of the script, in a process that launches for it.
-received = b""
+received = b""  # the functions of the script, in a process that launches for it
 
 
 def set_up(function: F) -> F:

@@ -17,16 +17,13 @@ from launchpad_lite.life.result import named
 _ROOT = str(Path(__file__).parents[2]) + "/"
 _OURS = tuple(f"{_ROOT}{package}/" for package in ("launchpad_lite", "courier", "launchers"))
 _STANDARD = str(Path(os.__file__).parent) + "/"
-#: Threads at the same place to name; more are counted.
-_MAX_NAMED = 3
+_MAX_NAMED = 3  # threads at the same place to name; more are counted
 #: Frames and their lines, the innermost last.
 Stack = list[tuple[FrameType, int]]
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _looking = threading.RLock()
-#: Whether the garbage collector is off because of that.
-_rests = False
-#: Of the block that looks at them now.
-_frames: dict[int, FrameType] | None = None
+_rests = False  # whether the garbage collector is off because of that
+_frames: dict[int, FrameType] | None = None  # of the block that looks at them now
 
 
 @contextlib.contextmanager

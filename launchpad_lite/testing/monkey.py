@@ -24,10 +24,8 @@ from launchpad_lite.testing.programs import LaunchedProgram
 
 #: How long a DELAY stops its victim, and lets it go on in between, in seconds.
 _BURST_S = (0.02, 0.2)
-#: How often a DELAY does so.
-_BURSTS = (3, 6)
-#: The accuracy of the time at which a worker came up.
-_WATCH_S = 0.02
+_BURSTS = (3, 6)  # how often a DELAY does so
+_WATCH_S = 0.02  # the accuracy of the time at which a worker came up
 _UP = ("running", "serving")
 
 #: The steps of a fault; yields the seconds until the next.
@@ -129,8 +127,7 @@ class Monkey:
         self._injected: list[Injected] = []
         #: Workers under a fault that has not ended; a KILL never does, but takes a moment.
         self._afflicted: set[_Name] = set()
-        #: Workers that are up.
-        self._workers: dict[_Name, _RunningWorker] = {}
+        self._workers: dict[_Name, _RunningWorker] = {}  # workers that are up
         #: Steps by time; the number in the middle orders equal times.
         self._agenda: list[tuple[float, int, _Steps]] = []
         self._numbers = itertools.count()

@@ -17,8 +17,7 @@ R = TypeVar("R")
 
 #: The notice for nodes in tests: a long one only delays tests with nodes that ignore the stop.
 _NOTICE_S = 2.0
-#: Seconds after the end in which leftovers may disappear.
-_SETTLE_S = 10.0
+_SETTLE_S = 10.0  # seconds after the end in which leftovers may disappear
 #: A thread of a node that was left behind counts as stuck if it stays at one place for so long.
 _STILL_S = 0.7
 _THREADS = ("local_mt", "test_mt")

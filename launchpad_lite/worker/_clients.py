@@ -18,8 +18,7 @@ class Clients:
         #: The connection of each, with its intended address: another thread may just be moving it.
         self._clients: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self._done: list[Callable[[object], None]] = []
-        #: Addresses whose servers have ended.
-        self._ended: set[str] = set()
+        self._ended: set[str] = set()  # addresses whose servers have ended
         #: New addresses of servers by old ones. Follow only one entry, because another server may
         #: have an address that one has left.
         self._moved: dict[str, str] = {}

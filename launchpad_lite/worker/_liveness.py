@@ -8,8 +8,7 @@ import courier
 from courier.lowlevel import surviving
 from launchpad_lite.life.policies import Liveness
 
-#: Signs of life within each limit: some may be late on a busy machine.
-_SIGNS_PER_LIMIT = 4
+_SIGNS_PER_LIMIT = 4  # signs of life within each limit: some may be late on a busy machine
 
 #: For each server of a node: whether calls wait because all threads are busy, and how many have
 #: ended.

@@ -49,8 +49,7 @@ _STATE = "state"
 _FORMAT = 1
 _VERSION = re.compile(r"[0-9]{8,}")
 
-#: Bytes that are read at a time.
-_BLOCK = 1 << 20
+_BLOCK = 1 << 20  # bytes that are read at a time
 
 _MAKE_ROOM = "Free some space there, keep fewer checkpoints, or give lp.Checkpoints another folder."
 _ALLOW = "Make it writable for this user, or give lp.Checkpoints another folder."
@@ -124,8 +123,7 @@ class CheckpointStore:
         self._keep = keep
         # Reentrant, so that a `save` that saves gets an error, and does not wait for itself.
         self._one_thread = threading.RLock()
-        #: Whether the thread that holds the lock is at work here already.
-        self._at_work = False
+        self._at_work = False  # whether the thread that holds the lock is at work here already
 
     def save(self, write: Callable[[Path], object]) -> Path:
         """Makes a checkpoint of the files of `write`, atomically; returns their folder.

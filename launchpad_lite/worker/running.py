@@ -12,8 +12,7 @@ from launchpad_lite.worker.runtime import NodeRuntime
 if TYPE_CHECKING:
     from launchpad_lite.nodes.base import Work
 
-#: Seconds that code of an exception has to describe and pickle it.
-_TELLING_S = 2.0
+_TELLING_S = 2.0  # seconds that code of an exception has to describe and pickle it
 #: Larger exceptions are only described, because the launcher keeps them, and may print them.
 _OBJECT_BYTES = 1 << 20
 

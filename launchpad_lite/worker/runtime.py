@@ -119,8 +119,7 @@ class NodeRuntime:
         self._post = post
         #: Set when the node is asked to end, and when it has ended.
         self.stop_event = threading.Event()
-        #: Set when the node may stop serving after its work.
-        self._may_go = threading.Event()
+        self._may_go = threading.Event()  # set when the node may stop serving after its work
         #: Whether it was asked to end, and whether because of a signal or a failure.
         self.is_asked = self.is_interrupted = False
         #: Keeps the state of the node's object.
@@ -143,15 +142,11 @@ class NodeRuntime:
         self._handlers = threading.Thread(
             target=self._run_stop_handlers, name="launchpad-stop-handlers", daemon=not has_process
         )
-        #: End with the node.
-        self.clients = Clients()
-        #: Where the node is a thread.
-        self.forcing = Forcing()
+        self.clients = Clients()  # end with the node
+        self.forcing = Forcing()  # where the node is a thread
         self._ends: list[Callable[[], object]] = []
-        #: Runtimes of nodes that run as parts of this one.
-        self._hosted: list[NodeRuntime] = []
-        #: The runtime of the node that this one is a part of.
-        self._host: NodeRuntime | None = None
+        self._hosted: list[NodeRuntime] = []  # runtimes of nodes that run as parts of this one
+        self._host: NodeRuntime | None = None  # the runtime of the node that this one is a part of
         #: Whether new calls are refused, unless the node's code has checked for the stop.
         self._calls_end = False
         #: Held while an action is passed on to all parts, so that a new part gets it once. Shared

@@ -59,8 +59,7 @@ class NodeState:
         self._node_ended = threading.Event()
         #: Whether the node's code calls `checkpoint_here`, and whether the period is over.
         self._has_points = self._is_due = False
-        #: Whether the node's code may have been interrupted anywhere.
-        self._is_torn = False
+        self._is_torn = False  # whether the node's code may have been interrupted anywhere
 
     def _restore(self, instance: object) -> None:
         if self._checkpoints is None or self._store is None:

@@ -90,8 +90,7 @@ class ThreadHost(abc.ABC):
         self.name = name
         self._post = post
         self._handlers_s = handlers_s
-        #: By name; only the last start of each.
-        self.nodes: dict[str, NodeThread] = {}
+        self.nodes: dict[str, NodeThread] = {}  # by name; only the last start of each
         self._threads: list[threading.Thread] = []
         self._stacks: dict[str, str] = {}
 
