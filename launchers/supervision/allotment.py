@@ -70,7 +70,6 @@ def allot(executables: Sequence[Executable], machine: Machine) -> Allotment:
 
 
 def _visible(each: Executable, gpus: Mapping[str, Sequence[str]]) -> dict[str, str | None]:
-    """Returns the variable that tells an executable which devices it sees."""
     if not gpus and each.resources.gpu is None:
         return {}
     # A node that sees a device may take all its memory, whether it needs it or not.

@@ -27,7 +27,6 @@ class DeadlockWatch:
         tell: Callable[[str], object],
         timing: Timing,
     ) -> None:
-        """Prepares it; `idle_nodes` are those that do not compute, as far as is known."""
         self._why = why
         self._idle_nodes = idle_nodes
         self._tell = tell

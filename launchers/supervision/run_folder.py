@@ -47,7 +47,6 @@ def make_run_folder(program: str, named: Path | None = None) -> Path:
 
 
 def _make_base() -> Path:
-    """Makes the folder for all runs; removes old runs unless the user has named the folder."""
     base = make_folder_of_runs()
     if not os.environ.get(LOG_DIR_VARIABLE):
         _remove_old_runs(base, _runs_to_keep() - 1)

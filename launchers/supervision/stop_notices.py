@@ -16,7 +16,6 @@ class StopNotices:
     """Prints what a stop waits for, at most every few seconds. Callers pass the time."""
 
     def __init__(self, program: str, notice_s: float, say: Callable[[str], None]) -> None:
-        """Prepares it; below 0, `notice_s` is without a limit."""
         self._program = program
         self._notice_s = notice_s
         self._say = say

@@ -228,8 +228,7 @@ class SupervisedProgram(WatchedProgram):
     # Its thread
 
     def _close(self, result: ProgramResult) -> None:
-        host = self._host
-        for step in (host.close, lambda: self._end_here(result), lambda: self._keep(result, host)):
+        for step in (self._host.close, lambda: self._end_here(result), lambda: self._keep(result)):
             try:
                 step()
             except BaseException as error:  # noqa: BLE001 - it is reported
@@ -241,7 +240,7 @@ class SupervisedProgram(WatchedProgram):
         self._handlers.join(self._timing.handlers_s)
         self._table.clients.close(f"program {self.plan.program!r} has ended: {result.summary}")
 
-    def _keep(self, result: ProgramResult, host: Host) -> None:
+    def _keep(self, result: ProgramResult) -> None:
         """Removes incomplete checkpoints, names slow nodes, and writes the report of a failure."""
         for executable in self.plan.executables:
             if (kept := executable.checkpoints) is not None:
@@ -252,21 +251,19 @@ class SupervisedProgram(WatchedProgram):
             text = "%s: a call of %s failed while the program stopped (%s)"
             warn(_LOGGER, text, self.plan.program, named(nodes, MAX_NAMED), why)
         if result.killed:
-            names = ", ".join(result.killed)
-            text = "%s: ended by force: %s%s"
-            where = _places(result.killed, host.stacks())
-            warn(_LOGGER, text, self.plan.program, names, where)
+            names, where = ", ".join(result.killed), _places(result.killed, self._host.stacks())
+            warn(_LOGGER, "%s: ended by force: %s%s", self.plan.program, names, where)
         if result.outcome is Outcome.FAILED:
             folder = self._log_dir or make_run_folder(self.plan.program, self._options.log_dir)
             from launchpad_lite.launching.crash import write_crash_report
 
-            write_crash_report(folder, self.plan, result, host.stacks())
+            write_crash_report(folder, self.plan, result, self._host.stacks())
             self._crash_dir = folder
 
     def _follow(self) -> ProgramResult:
-        host = self._host
+        host_of = self._host.host_of
         terms = [
-            NodeTerms(each.name, host.host_of(each.name), each.calls, each.restart, each.liveness)
+            NodeTerms(each.name, host_of(each.name), each.calls, each.restart, each.liveness)
             for each in self.plan.executables
         ]
         life = ProgramLife(
@@ -284,16 +281,16 @@ class SupervisedProgram(WatchedProgram):
                 warn(_LOGGER, "%s", event.reason)
             actions = life.handle(event, time.monotonic())
             if isinstance(event, HostLost) and not life.stopping:
-                self._tell_lost(event, host)  # before its nodes are started elsewhere
-            self._note(event, life, host)
+                self._tell_lost(event)  # before its nodes are started elsewhere
+            self._note(event, life)
             for action in actions:
                 if isinstance(action, Finish):
                     self._states = dict.fromkeys(self._states, "ended")
                     return action.result
-                self._perform(host, action)
+                self._perform(action)
             if isinstance(event, HostLost) and life.stopping:
                 # After the actions, because a node that was asked to end does not fail when its calls fail.
-                self._tell_lost(event, host)
+                self._tell_lost(event)
             now = time.monotonic()
             if life.stopping:
                 notices.begin(event, now)
@@ -302,66 +299,61 @@ class SupervisedProgram(WatchedProgram):
             deadlines = [each for each in (life.deadline, notices.due) if each is not None]
             event = self._next(min(deadlines, default=math.inf) - now) or Tick()
 
-    def _perform(self, host: Host, action: NodeAction) -> None:
-        match action:
-            case RequestStop():
-                # Handlers of this process are called before any node can have ended.
-                self._stopping.set()
-                host.perform(action)
-            case Start(node, attempt):
-                self._attempts[node] = attempt
-                self._enter(node, "starting")
-                host.perform(action)
-                if keys := self._ended_for.get(node):
-                    host.perform(ServersEnded(node, keys))
-            case _:
-                host.perform(action)
+    def _perform(self, action: NodeAction) -> None:
+        if isinstance(action, RequestStop):
+            # Handlers of this process are called before any node can have ended.
+            self._stopping.set()
+        if isinstance(action, Start):
+            self._attempts[action.node] = action.attempt
+            self._enter(action.node, "starting")
+        self._host.perform(action)
+        if isinstance(action, Start) and (keys := self._ended_for.get(action.node)):
+            self._host.perform(ServersEnded(action.node, keys))
 
     def _handle_stop(self) -> None:
         self._stopping.wait()
         STOP_HANDLERS.call_all()
 
-    def _note(self, event: Event, life: ProgramLife, host: Host) -> None:
+    def _note(self, event: Event, life: ProgramLife) -> None:
         self._failed = life.failed  # first: see the order in `status`
         match event:
             case Constructed() if event.attempt == self._attempts[event.node]:
                 self._enter(event.node, "running" if event.runs else "serving")
             case Ended():
-                self._note_end(event.node, life, host)
+                self._note_end(event.node, life)
             case HostLost():
                 for node in event.nodes:
                     # A node that was started elsewhere meanwhile is alive.
                     if event.attempts is None or event.attempts[node] == self._attempts[node]:
-                        self._note_end(node, life, host)
+                        self._note_end(node, life)
             case _:
                 pass
 
     def _enter(self, node: str, state: str) -> None:
         self._states[node], self._since[node] = state, time.time()
 
-    def _note_end(self, node: str, life: ProgramLife, host: Host) -> None:
+    def _note_end(self, node: str, life: ProgramLife) -> None:
         goes_on = life.restarts_of(node) > self._attempts[node]
         self._enter(node, "restarting" if goes_on else "ended")
         if goes_on:
             delay_s = life.restart_at(node) - time.monotonic()
             if delay_s >= _LONG_DELAY_S:
-                text = "%s: %s is restarted in %.1f s"
-                warn(_LOGGER, text, self.plan.program, node, delay_s)
+                warn(_LOGGER, "%s: %s is restarted in %.1f s", self.plan.program, node, delay_s)
         elif not life.stopping and not life.over:
-            self._tell_ended(node, host)
+            self._tell_ended(node)
 
-    def _tell_lost(self, event: HostLost, host: Host) -> None:
+    def _tell_lost(self, event: HostLost) -> None:
         """Fails calls to a lost host at once: its connections may look alive for long."""
-        if keys := self._keys([n for n in event.nodes if host.host_of(n) == event.host]):
-            host.perform(ServersLost(keys))
+        if keys := self._keys([n for n in event.nodes if self._host.host_of(n) == event.host]):
+            self._host.perform(ServersLost(keys))
             self._table.clients.note_lost({self._table.endpoints[key] for key in keys})
 
-    def _tell_ended(self, node: str, host: Host) -> None:
+    def _tell_ended(self, node: str) -> None:
         """Fails calls to a node that has ended, which would wait forever."""
         if keys := self._keys([node]):
             for caller in (each.name for each in self.plan.executables if node in each.calls):
                 self._ended_for[caller] = (*self._ended_for.get(caller, ()), *keys)
-                host.perform(ServersEnded(caller, keys))
+                self._host.perform(ServersEnded(caller, keys))
             self._table.clients.note_ended([self._table.endpoints[key] for key in keys])
 
     def _keys(self, nodes: Sequence[str]) -> tuple[str, ...]:

@@ -7,11 +7,8 @@ and a supervisor obeys.
 A program ends when every node with something to run has ended (nodes that only
 serve are then stopped), on request, when a node fails beyond its restart policy, or by a signal.
 
-Each node goes through stages of its own: asked to end, after the notice SIGTERM,
-after another `Timing.terminate_s` killed, after `give_up_s` given up. When the program stops, all
-nodes go through these, callers before callees. A node that is hung, or that was asked from outside
-to end, does so alone. When a host is lost, its nodes have ended without these; the supervisor
-decides where they restart.
+Each node goes through stages of its own, which `docs/architecture.md` draws. When the program stops,
+callers go before callees. A node that is hung, or that was asked from outside to end, goes alone.
 """
 
 import collections

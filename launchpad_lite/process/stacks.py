@@ -154,7 +154,6 @@ def _note(package: str, called: AwaitedCall | None) -> str:
 
 
 def is_ours(filename: str) -> bool:
-    """Returns whether code of a file is part of this library."""
     return filename.startswith(_OURS)
 
 

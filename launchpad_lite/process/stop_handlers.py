@@ -50,7 +50,6 @@ class StopHandlers:
             self._catch_signals()
 
     def remove(self, handler: StopHandler) -> None:
-        """Undoes a registration; ignores unknown handlers."""
         with self._lock, contextlib.suppress(ValueError):
             self._handlers.remove(handler)
             if not self._handlers and threading.current_thread() is threading.main_thread():

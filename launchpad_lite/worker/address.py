@@ -167,5 +167,4 @@ _current_table: contextvars.ContextVar[AddressTable | None] = contextvars.Contex
 
 
 def enter_table(table: AddressTable) -> None:
-    """Makes a table the one of the current context."""
     _current_table.set(table)

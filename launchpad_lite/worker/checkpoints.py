@@ -142,10 +142,9 @@ class CheckpointStore:
             with self._explained("saved"):
                 self._remove_leftovers()
                 temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=self._folder))
-            try:
                 state = temporary / _STATE
-                with self._explained("saved"):
-                    state.mkdir(mode=0o700)
+                state.mkdir(mode=0o700)
+            try:
                 write(state)
                 with self._explained("saved"):
                     entries = self._checked_listing(state)

@@ -20,8 +20,7 @@ _OBJECT_BYTES = 1 << 20
 class Thawable(Protocol):
     """Returns the work of a node once its addresses are known, as `FrozenWork`."""
 
-    def thaw(self) -> "Work":
-        """Returns the work."""
+    def thaw(self) -> "Work": ...
 
 
 def run_node(work: Thawable, runtime: NodeRuntime) -> str:

@@ -198,7 +198,6 @@ class NodeRuntime:
                 self._may_go.wait()
 
     def _wait_for_futures(self) -> None:
-        """Waits for the unread answers of calls that the node has sent."""
         notice_s = self.setup.notice_s
         limit_s = None if notice_s < 0 else notice_s / 2  # servers need time to stop, too
         for call, count in collections.Counter(self.clients.wait_for_futures(limit_s)).items():
@@ -246,7 +245,6 @@ class NodeRuntime:
         self.stop_handlers.call_all()
 
     def join_stop_handlers(self, timeout_s: float) -> None:
-        """Waits until the stop handlers have returned, if they were called."""
         if self._handlers.is_alive():
             self._handlers.join(timeout_s)
 
@@ -385,7 +383,6 @@ class NodeRuntime:
         return server
 
     def threads_of_calls(self) -> set[int]:
-        """Returns the idents of the threads that run calls of its servers."""
         servers = self._all_servers()
         found = {each for server in servers for each in server.handlers.busy_threads()}
         loops = (server.dispatcher.tasks.thread_ident for server in servers)

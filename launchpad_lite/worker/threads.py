@@ -79,7 +79,6 @@ class NodeThread:
         leave_behind(self._runner)
 
     def look(self, computing: Collection[int]) -> Looked:
-        """Returns what the node does now; `computing`: idents of threads that compute."""
         return self.runtime.look(computing, self.threads())
 
 
