@@ -161,11 +161,9 @@ def _divide_cores(wishes: Mapping[str, float], cores: Sequence[int]) -> dict[str
     for name, wish in sorted(rest.items(), key=lambda item: -item[1]):
         # The fullest core that has room for all of it, else the emptiest ones.
         fitting = [core for core in cores if room[core] >= wish - _EPSILON]
-        ordered = (
-            [min(fitting, key=room.__getitem__)]
-            if fitting
-            else sorted(cores, key=lambda core: -room[core])
-        )
+        ordered = sorted(cores, key=lambda core: -room[core])
+        if fitting:
+            ordered = [min(fitting, key=room.__getitem__)]
         for core in ordered:
             part = min(room[core], wish)
             if part > _EPSILON:

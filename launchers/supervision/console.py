@@ -180,9 +180,8 @@ class Writer:
                     return
                 data, _, size = self._waiting[0] if self._waiting else (None, 0, 0)
                 # While lines come fast, unfinished ones are drawn at intervals only.
-                draws = data is None or (
-                    len(self._waiting) == 1 and time.monotonic() >= self._draw_at
-                )
+                is_last = len(self._waiting) == 1
+                draws = data is None or (is_last and time.monotonic() >= self._draw_at)
                 drawn = int(draws and self._is_stale)
                 if draws:
                     self._is_stale = False
@@ -281,10 +280,7 @@ def tell(text: str) -> None:
 def warn(
     logger: logging.Logger, text: str, *values: object, error: BaseException | None = None
 ) -> None:
-    """Logs a warning; if the user has set up no handler, prints it without waiting for a reader.
-
-    An internal `error` is shown with its traceback.
-    """
+    """Logs a warning; if the user has set up no handler, prints it without waiting for a reader."""
     level = logging.WARNING if error is None else logging.ERROR
     values = tuple(shown(str(v)) if isinstance(v, str | Exception) else v for v in values)
     if logger.hasHandlers():

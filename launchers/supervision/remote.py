@@ -91,8 +91,7 @@ class AgentHost:
         self.grants: dict[str, Grant] = {}
         self._log_dir = Path()
         self._log_limit_bytes = math.inf
-        #: The last start of each node.
-        self._attempts: dict[str, int] = {}
+        self._attempts: dict[str, int] = {}  # the last start of each node
         self._pids: dict[str, int] = {}
         self._usage: Mapping[str, Usage] = {}
         self._failed: set[str] = set()  # nodes whose last worker failed
@@ -150,11 +149,7 @@ class AgentHost:
     # Before there is a program
 
     def ask(self, question: LinkFrame) -> LinkFrame:
-        """Asks the agent something and waits for the answer.
-
-        Raises LaunchError if the agent has ended, does not answer, or cannot do what it is asked;
-        EndingError if the program was asked to end meanwhile.
-        """
+        """Asks the agent and waits for its answer; EndingError: the program is to end meanwhile."""
         with self._asking:
             self._check_goes_on()
             self._send(question)
@@ -244,10 +239,7 @@ class AgentHost:
                 self._process.stdin.close()
 
     def _next_outgoing(self) -> bytes | None:
-        """Waits for bytes to send; returns a ping if there are none for a while.
-
-        This thread sends pings, because a terminal or a disk may block the reading thread.
-        """
+        """Returns what to send, or a ping after a while: a disk may block the reading thread."""
         try:
             return self._outgoing.get(timeout=self._period_s)
         except queue.Empty:
@@ -444,9 +436,7 @@ class AgentHost:
             return
         payload = self.payloads[node]
         grant = self.grants[node]
-        setup = payload.setup._replace(
-            attempt=attempt, host=self.name, ram_bytes=grant.ram_bytes or None
-        )
+        setup = payload.setup._replace(attempt=attempt, host=self.name, ram_bytes=grant.ram_bytes)
         log = str(log_path(self._log_dir, node)) if self._link.keeps_logs else None
         fields: dict[str, Any] = {"node": node, "attempt": attempt, "log": log}
         fields["log_limit_bytes"] = self._log_limit_bytes

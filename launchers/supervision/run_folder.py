@@ -28,10 +28,7 @@ _MADE_LENGTH = 23
 
 
 def make_run_folder(program: str, named: Path | None = None) -> Path:
-    """Returns the folder for a run of a program, made for this user only, as an absolute path.
-
-    A new folder in the default place replaces the oldest ones there.
-    """
+    """Returns the folder for a run of a program, made for this user only, as an absolute path."""
     try:
         folder = (named or _make_base() / run_name(program)).absolute()
         # Output may hold anything, so no other user may read it.

@@ -219,9 +219,8 @@ class SupervisedProgram(WatchedProgram):
         return explain(nodes)
 
     def _idle_nodes(self) -> frozenset[str]:
-        busy = {
-            node for node, each in self._host.usage().items() if (each["cpu"] or 0.0) >= _IDLE_CPU
-        }
+        usage = self._host.usage()
+        busy = {node for node, each in usage.items() if (each["cpu"] or 0.0) >= _IDLE_CPU}
         states = self._states.items()
         return frozenset(node for node, state in states if state in _UP) - busy
 

@@ -40,11 +40,7 @@ class WatchedProgram(RunningProgram):
         is_launch: bool = True,
         tells_logs: bool = True,
     ) -> None:
-        """Prepares it.
-
-        With `is_launch`, this process prints what happens, and ends only after the program; with
-        `tells_logs`, it prints at a good end where its output is.
-        """
+        """Prepares it; a process that launched it prints what happens, and ends only after it."""
         super().__init__(plan)
         self._options = options
         self._log_dir = log_dir
@@ -151,26 +147,25 @@ class WatchedProgram(RunningProgram):
         """Ends the parts of the program in this process; prints errors."""
 
     def _run(self) -> None:
+        program = self.plan.program
         try:
             result = self._follow()
         except BaseException as error:  # noqa: BLE001 - it is reported
             # An internal error must leave neither nodes nor an endless wait.
-            warn(_LOGGER, "the thread that watches %r failed", self.plan.program, error=error)
+            warn(_LOGGER, "the thread that watches %r failed", program, error=error)
             result = WatchedProgram._broken(self, error)
             try:
                 result = self._broken(error)
             except Exception as also:  # noqa: BLE001 - it is reported
-                warn(
-                    _LOGGER, "the failure of %r cannot be described", self.plan.program, error=also
-                )
+                warn(_LOGGER, "the failure of %r cannot be described", program, error=also)
         try:
             self._close(result)
             if self._is_launch:
                 log_dir = self._log_dir if self._tells_logs else None
-                last = closing_line(self.plan.program, result, log_dir)
+                last = closing_line(program, result, log_dir)
                 show_rest(self._options.notice_s, lambda: self._is_in_hurry, last)
         except BaseException as error:  # noqa: BLE001 - it is reported
-            warn(_LOGGER, "an error at the end of %r", self.plan.program, error=error)
+            warn(_LOGGER, "an error at the end of %r", program, error=error)
         if self._fails_launch(result):
             self._failure = self._why(result)
         self._result = result
@@ -179,9 +174,8 @@ class WatchedProgram(RunningProgram):
 
     def _fails_launch(self, result: ProgramResult) -> bool:
         """Returns whether the launch has failed, by this end. A launch that another process stops has not."""
-        ends_well = result.outcome is Outcome.COMPLETED or (
-            result.outcome is Outcome.STOPPED and not self._was_asked
-        )
+        others_stopped_it = result.outcome is Outcome.STOPPED and not self._was_asked
+        ends_well = result.outcome is Outcome.COMPLETED or others_stopped_it
         return not (self._is_known.is_set() or ends_well)
 
     def _why(self, result: ProgramResult) -> str:

@@ -46,10 +46,8 @@ class StopOrder:
 
 
 def _circles(calls: Calls) -> Iterator[set[str]]:
-    """Yields the strongly connected components, callees before their callers.
-
-    Tarjan's algorithm, without recursion: a chain of calls may be long.
-    """
+    """Yields the strongly connected components, callees before their callers."""
+    # Tarjan's algorithm, without recursion: a chain of calls may be long.
     number: dict[str, int] = {}
     lowest: dict[str, int] = {}
     closed: set[str] = set()

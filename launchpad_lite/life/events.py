@@ -78,13 +78,10 @@ class Failing(_NodeEvent):
 
 @dataclass(eq=False, repr=False)
 class Failed(_NodeEvent):
-    """A node has failed, and its worker is ending; `Ended` follows.
-
-    `unasked`: whether it certainly failed before it could notice a request to end.
-    """
+    """A node has failed, and its worker is ending; `Ended` follows."""
 
     failure: NodeFailure
-    unasked: bool = False
+    unasked: bool = False  # whether it certainly failed before it could notice a request to end
 
 
 class Healthy(_NodeEvent):
@@ -129,15 +126,13 @@ class KillAsked:
 
 @dataclass(eq=False, repr=False)
 class HostLost(_Message):
-    """A host and everything on it is gone; `reason` says so, with its name.
-
-    `nodes` were last started there. `attempts` has the start of each: with several hosts, the loss of one
-    may be reported after a node has been started elsewhere. None: the newest.
-    """
+    """A host and everything on it is gone."""
 
     host: str
-    nodes: tuple[str, ...]
-    reason: str
+    nodes: tuple[str, ...]  # that were last started there
+    reason: str  # says so, with the name of the host
+    #: The start of each: with several hosts, the loss of one may be reported after a node has been
+    #: started elsewhere. None: the newest.
     attempts: Mapping[str, int] | None = None
 
 
@@ -147,12 +142,9 @@ class Tick:
 
 @dataclass(eq=False, repr=False)
 class Placed(_NodeEvent):
-    """A node that is to start has no host, or has one now.
+    """A node that is to start has no host, or has one now."""
 
-    `is_there`: whether its worker is being started. Until then, its constructor takes no time.
-    """
-
-    is_there: bool
+    is_there: bool  # whether its worker is being started; its constructor takes no time before
 
 
 @dataclass(eq=False, repr=False)
@@ -162,8 +154,7 @@ class CutShort(_NodeEvent):
     failure: NodeFailure
 
 
-#: The place of a thread that runs no code of the user.
-IN_LIBRARY = "in code of the library"
+IN_LIBRARY = "in code of the library"  # the place of a thread that runs no code of the user
 
 
 @dataclass(eq=False, repr=False)

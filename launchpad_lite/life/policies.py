@@ -162,5 +162,4 @@ def _check_seconds(
         raise ValueError(f"{name} cannot be {value}")
 
 
-#: The default.
 NEVER = RestartPolicy(RestartWhen.NEVER)

@@ -52,8 +52,7 @@ from launchpad_lite.life.policies import NEVER, Liveness, RestartPolicy, Restart
 from launchpad_lite.life.result import NodeFailure, Outcome, ProgramResult, Restart
 from launchpad_lite.life.timing import DEFAULT, Timing
 
-#: Restarts that are kept for the result, the newest ones.
-MAX_RESTARTS_KEPT = 10_000
+MAX_RESTARTS_KEPT = 10_000  # the newest ones, for the result
 
 
 @dataclass(frozen=True)
@@ -406,9 +405,8 @@ class ProgramLife:
         verdict = node.worker.verdict
         if verdict is None:
             return failure
-        return replace(
-            failure or verdict, summary=verdict.summary, stacks=stacks, is_consequence=False
-        )
+        failure = failure or verdict
+        return replace(failure, summary=verdict.summary, stacks=stacks, is_consequence=False)
 
     def _stamped(self, node: _NodeLife, failure: NodeFailure, now: float) -> NodeFailure:
         return replace(failure, attempt=node.attempt, at_s=now - self._launched_at)
@@ -816,9 +814,8 @@ class ProgramLife:
         # the first that failed because of it, also indirectly.
         for each in sorted(failures, key=lambda each: -len(below[each.node])):
             for name in below[each.node] & first.keys():
-                if each.node not in below[name] and _may_have_caused(
-                    first[name], each, self._timing.blame_s
-                ):
+                may_be = _may_have_caused(first[name], each, self._timing.blame_s)
+                if may_be and each.node not in below[name]:
                     place[name] = min(place[name], place[each.node])
         return sorted(failures, key=lambda each: (place[each.node], len(below[each.node])))
 
@@ -833,9 +830,8 @@ class ProgramLife:
             if failure.is_consequence:
                 is_cause = abs(failure.at_s - restart.at_s) < within_s
             else:
-                is_cause = _may_have_caused(cause, failure, self._timing.blame_s) and (
-                    failure.node not in self._order.below(restart.node)
-                )
+                may_be = _may_have_caused(cause, failure, self._timing.blame_s)
+                is_cause = may_be and failure.node not in self._order.below(restart.node)
             if is_cause:
                 return cause
         return None

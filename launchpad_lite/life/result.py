@@ -89,9 +89,8 @@ class NodeFailure:
         summary = f"{report.type_name}: {message[0]}" if message else report.type_name
         summary = shortened(summary, 1000)
         # Since Python 3.14 a debugger that has no more input ends with SystemExit.
-        if summary == "bdb.BdbQuit" or (
-            summary == "SystemExit: 1" and _PDB.search(report.traceback)
-        ):
+        left_pdb = summary == "SystemExit: 1" and _PDB.search(report.traceback)
+        if left_pdb or summary == "bdb.BdbQuit":
             summary += _NO_DEBUGGER
         elif summary == f"RuntimeError: {_NO_THREAD}":
             summary += _ADVICE
@@ -178,9 +177,8 @@ def description(group: Sequence[NodeFailure]) -> str:
     first, *others = group
     if not others:
         return first.describe()
-    names = textwrap.fill(
-        ", ".join(each.node for each in group), 98, break_long_words=False, break_on_hyphens=False
-    )
+    names = ", ".join(each.node for each in group)
+    names = textwrap.fill(names, 98, break_long_words=False, break_on_hyphens=False)
     parts = [
         f"{len(group)} nodes on {first.host} failed: {first.summary}",
         f"They were:\n\n{indented(names)}",

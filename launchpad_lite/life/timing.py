@@ -26,5 +26,4 @@ class Timing(NamedTuple):
     handlers_s: float = 2.0  # for stop handlers, after the end of the code that they belong to
 
 
-#: The default.
 DEFAULT = Timing()

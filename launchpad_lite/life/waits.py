@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from launchpad_lite.life.events import IN_LIBRARY, Looked, ThreadActivity
 from launchpad_lite.life.result import named
 
-#: How the text of a deadlock begins.
-DEADLOCK = "deadlock: "
+DEADLOCK = "deadlock: "  # how its text begins
 _MOST = 10  # nodes, chains and causes to name; more are counted
 
 
@@ -116,10 +115,7 @@ def _may_come_from(peer: str, pid: int | None) -> bool:
 
 
 def _distances(actors: Sequence[_Actor], *, limits: bool) -> dict[_Actor, int]:
-    """Returns of each actor that may go on how many others must go on before it can.
-
-    With `limits`, one whose wait ends after some time may go on.
-    """
+    """Returns of each that may go on how many others go first; `limits`: some waits end."""
     found = {each: 0 for each in actors if not each.targets or (each.does.is_limited and limits)}
     for distance in range(1, len(actors)):
         more = [

@@ -1,7 +1,4 @@
-"""Command-line flags, which absl gets when it is imported.
-
-Not sooner, because its import takes a seventh of the time of ours, and many scripts do not need it.
-"""
+"""Command-line flags, which absl gets when it is imported: that is slow, and many do without."""
 
 import logging
 import os
@@ -219,10 +216,8 @@ def parse_script_arguments() -> None:
 
 
 def _parses_itself() -> bool:
-    """Returns whether the script has a name for a parser of command lines, or for a part of one.
-
-    A loaded module alone does not count: libraries load them, too.
-    """
+    """Returns whether the script has a name of a parser of command lines, or of a part of one."""
+    # A loaded module alone does not count: libraries load them, too.
     for value in list(vars(sys.modules["__main__"]).values()):
         is_module = isinstance(value, ModuleType)
         origin = value.__name__ if is_module else getattr(value, "__module__", None)
@@ -270,10 +265,7 @@ def _default(flag: Any) -> str:
 def given_or_flag(
     argument: str, given: Any, flag: Flag[Any], value: Any, shown: str | None = None
 ) -> Any:
-    """Returns the argument of `launch`, or the value of a flag if that is None.
-
-    If both are given, a warning says that the flag has no effect; it shows the value as `shown`.
-    """
+    """Returns the argument of `launch`, or else what a flag says; warns if both are given."""
     if given is None:
         return value
     if flag.present and given != value:

@@ -52,11 +52,7 @@ class Forcing:
 
     @contextlib.contextmanager
     def held_back(self) -> Iterator[None]:
-        """Delays the forced end of this thread until the end of a block.
-
-        For short steps only, as recording a process that was just started. Does nothing in a thread
-        without a node.
-        """
+        """Delays the forced end of this thread until the end of a block, which must be short."""
         thread = self._thread
         if thread != threading.get_ident():
             yield

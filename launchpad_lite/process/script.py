@@ -39,10 +39,7 @@ class Script(NamedTuple):
         return cls(module, str(path), _digest(path))
 
     def stand_in(self) -> None:
-        """Makes it the script of this process, without running it.
-
-        Where it cannot be found, on another host, this process has none, like a notebook.
-        """
+        """Makes it the script of this process without running it, if it is found here."""
         main = lowlevel.stand_in()
         if self.module is None:
             if file := self._found_file():

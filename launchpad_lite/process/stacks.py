@@ -18,8 +18,7 @@ _ROOT = str(Path(__file__).parents[2]) + "/"
 _OURS = tuple(f"{_ROOT}{package}/" for package in ("launchpad_lite", "courier", "launchers"))
 _STANDARD = str(Path(os.__file__).parent) + "/"
 _MAX_NAMED = 3  # threads at the same place to name; more are counted
-#: Frames and their lines, the innermost last.
-Stack = list[tuple[FrameType, int]]
+Stack = list[tuple[FrameType, int]]  # frames and their lines, the innermost last
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _looking = threading.RLock()
 _rests = False  # whether the garbage collector is off because of that
@@ -113,11 +112,7 @@ def _awaited(coroutine: Any) -> Iterator[tuple[FrameType, int]]:
 
 
 def _describe(stacks: Iterable[tuple[str, Stack]]) -> str:
-    """Returns the stacks of those threads and tasks that run user code.
-
-    Each begins at the first line of user code; calls within this library are one line. Threads at
-    the same place share one entry.
-    """
+    """Returns the stacks of those that run user code; threads at the same place share an entry."""
     names: dict[str, list[str]] = {}
     for name, stack in stacks:
         if text := "".join(_lines(stack)).rstrip():

@@ -1,8 +1,4 @@
-"""Functions of users to call when the program stops.
-
-Process-global, as in the original, whose users register from any thread, in
-nodes as well as in scripts that launch nothing.
-"""
+"""Functions of users to call when the program stops; process-global, as in the original."""
 
 import contextlib
 import inspect
@@ -32,11 +28,7 @@ class StopHandlers:
         self._replaced: dict[int, Any] = {}
 
     def add(self, handler: StopHandler, *, catch_signals: bool) -> None:
-        """Registers a handler; it is called at most once.
-
-        It gets (signal number, frame) or, if it takes none, no arguments. `catch_signals` calls it
-        also when a signal ends this process: for processes that are no node.
-        """
+        """Registers a handler, to be called once; `catch_signals`: in a process that is no node."""
         if not callable(handler):
             raise TypeError(f"a stop handler can be called; {handler!r} cannot")
         if inspect.iscoroutinefunction(handler):

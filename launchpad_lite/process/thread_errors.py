@@ -9,11 +9,7 @@ from launchpad_lite.life.result import CONSEQUENCES
 
 
 def tell_shortly(is_stopping: Callable[[], bool]) -> None:
-    """Shortens messages of threads that a cancelled call has ended at the stop to one line.
-
-    Other errors are printed as before, with their traceback. `is_stopping` tells whether all nodes
-    that run in this process are asked to end.
-    """
+    """Shortens messages of threads that a cancelled call has ended at the stop to one line."""
     if getattr(threading.excepthook, "is_ours", False):
         return
     before = threading.excepthook

@@ -16,9 +16,6 @@ from launchpad_lite.process.stacks import frames_of_threads
 #: no call; ours for signals stays, as their handlers do.
 _KEPT = ("signal-", "grpc", "pytest_timeout", "ThreadPoolExecutor", "asyncio_", "Dummy-", "pydevd")
 
-#: The beginning of the name of the default folder for logs; the user's name follows.
-_LOGS = "launchpad_lite-"
-
 
 @dataclass(frozen=True)
 class Leftovers:
@@ -114,8 +111,9 @@ def _connections(process: psutil.Process) -> list[Any]:
 def _files(process: psutil.Process) -> set[str]:
     open_files = {file.path for file in process.open_files()}
     temporary = Path(tempfile.gettempdir()).glob("launchpad_lite*")
-    # Other programs of this user add and remove logs there, too.
-    return open_files | {str(each) for each in temporary if not each.name.startswith(_LOGS)}
+    # Not the default folder for logs, where other programs of this user add and remove some.
+    kept = (each for each in temporary if not each.name.startswith("launchpad_lite-"))
+    return open_files | {str(each) for each in kept}
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -132,9 +132,8 @@ class ProgramLauncher:
         for launched in self._launched:  # so that the notices of several run at the same time
             launched.running.request_stop("the end of the test")
         failures = [text for launched in self._launched if (text := launched.close())]
-        threads = [
-            each.running for each in self._launched if each.running.plan.launcher in _THREADS
-        ]
+        programs = [each.running for each in self._launched]
+        threads = [each for each in programs if each.plan.launcher in _THREADS]
         is_hung = any(each.result is not None and each.result.killed for each in threads)
         before, began_at = None, time.monotonic()
         while left := self._inventory.leftovers():

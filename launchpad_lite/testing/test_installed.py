@@ -1,8 +1,4 @@
-"""Tests an installation: `pytest --pyargs launchpad_lite`.
-
-The launchers that need nothing but this machine hold to the contract of launchers. It makes servers,
-clients, threads and processes of nodes, restarts them, keeps their state, and looks for what they left.
-"""
+"""Tests an installation on this machine: `pytest --pyargs launchpad_lite`."""
 
 from launchpad_lite.testing.contract import LauncherContract
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from courier import ExceptionReport
+from launchpad_lite.life.events import Failing
 from launchpad_lite.process.script import importing
 from launchpad_lite.worker.runtime import NodeRuntime
 
@@ -35,7 +36,7 @@ def run_node(work: Thawable, runtime: NodeRuntime) -> str:
         if runtime.leaves_in_order(error):
             runtime.note_cut_short(error)
             return ""
-        report = report_on(error, runtime.note_failing)
+        report = report_on(error, lambda known: runtime.say(Failing, runtime.setup.failure(known)))
         runtime.note_failed(report)
         return report.traceback
     return ""
@@ -44,8 +45,7 @@ def run_node(work: Thawable, runtime: NodeRuntime) -> str:
 def report_on(error: BaseException, tell: Callable[[ExceptionReport], object]) -> ExceptionReport:
     """Describes the exception that ends a node, whose code may block, or end the process.
 
-    The caller has caught it; its frame is left out. `tell` gets what is known before such code
-    runs.
+    `tell` gets what is known before such code runs. The caller's frame is left out.
     """
     known = [ExceptionReport.bare(error, skip_frames=1)]
     tell(known[0])

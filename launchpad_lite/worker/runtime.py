@@ -1,8 +1,8 @@
 """The runtime of a node: its program, its addresses, the stop.
 
-Each worker has one `NodeRuntime` for its node. Code finds it through a context
-variable, which server handlers inherit; threads that a node started have none, and fall back to the
-only program in the process.
+Each worker has one `NodeRuntime` for its node. Code finds it through a context variable, which
+server handlers inherit; threads that a node started have none, and fall back to the only program in
+the process.
 """
 
 import collections
@@ -24,7 +24,6 @@ from launchpad_lite.life.events import (
     CutShort,
     EndCalls,
     Failed,
-    Failing,
     Healthy,
     Heartbeat,
     Leaving,
@@ -122,7 +121,6 @@ class NodeRuntime:
         self._may_go = threading.Event()  # set when the node may stop serving after its work
         #: Whether it was asked to end, and whether because of a signal or a failure.
         self.is_asked = self.is_interrupted = False
-        #: Keeps the state of the node's object.
         self.state = NodeState(setup.name, setup.checkpoints)
         self._servers: list[courier.Server] = []
         self._signs = SignsOfLife(
@@ -131,8 +129,7 @@ class NodeRuntime:
             lambda: self.say(Heartbeat),
             lambda: [server.handlers.load() for server in self._all_servers()],
         )
-        #: None until the node's object is constructed.
-        self._runs: bool | None = None
+        self._runs: bool | None = None  # None until the node's object is constructed
         #: Whether the node's code has checked for the stop, and so will notice it.
         self._listens = False
         self._hearing = threading.Lock()
@@ -342,9 +339,6 @@ class NodeRuntime:
         # A call that this node itself refused was never made: so `while True` loops end.
         if isinstance(error, CONSEQUENCES) and not isinstance(error, courier.CallCancelledError):
             self.say(CutShort, self.setup.failure(courier.ExceptionReport.of(error)))
-
-    def note_failing(self, report: courier.ExceptionReport) -> None:
-        self.say(Failing, self.setup.failure(report))
 
     def note_failed(self, report: courier.ExceptionReport) -> None:
         self.say(Failed, self.setup.failure(report))

@@ -1,7 +1,4 @@
-"""Nodes as threads of this process: runs them, and does actions on them.
-
-The supervisor adds where they come from: the thread launcher its program, a colocation its parts.
-"""
+"""Nodes as threads of this process: runs them, and does actions on them."""
 
 import abc
 import contextlib
@@ -31,10 +28,7 @@ from launchpad_lite.worker.runtime import NodeRuntime
 
 
 class NodeThread:
-    """One start of a node: a thread that supervises another, in which the user's code runs.
-
-    That code is `body`, which reports a failure of the node by its runtime.
-    """
+    """One start of a node: a thread that supervises another, in which the user's code runs."""
 
     def __init__(self, runtime: NodeRuntime, body: Callable[[], object], name: str = "") -> None:
         self.runtime = runtime
