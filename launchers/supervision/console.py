@@ -147,7 +147,7 @@ class Writer:
         return True
 
     def drain(self, patience_s: Callable[[], float]) -> int:
-        """Waits until all is written, or the reader takes nothing; returns how many lines are not."""
+        """Waits until all is written or the reader takes nothing; returns how many are left."""
         with self._changed:
             self._add_note()
             if (self._waiting or self._is_stale) and not self._start():

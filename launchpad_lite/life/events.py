@@ -159,7 +159,7 @@ IN_LIBRARY = "in code of the library"  # the place of a thread that runs no code
 
 @dataclass(eq=False, repr=False)
 class ThreadActivity(_Message):
-    """What a thread of a node does, or a task of an event loop: its own code, or a call that it answers."""
+    """What a thread, or a task of an event loop, does: its own code, or a call that it answers."""
 
     runs: str  # the method that answers the call, or the outermost function of its own code
     place: str  # the innermost line of user code

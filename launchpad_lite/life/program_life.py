@@ -7,8 +7,8 @@ and a supervisor obeys.
 A program ends when every node with something to run has ended (nodes that only
 serve are then stopped), on request, when a node fails beyond its restart policy, or by a signal.
 
-Each node goes through stages of its own, which `docs/architecture.md` draws. When the program stops,
-callers go before callees. A node that is hung, or that was asked from outside to end, goes alone.
+Each node goes through stages of its own, which `docs/architecture.md` draws. When the program
+stops, callers go before callees. A node that is hung, or asked from outside to end, goes alone.
 """
 
 import collections

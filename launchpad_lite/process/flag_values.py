@@ -18,7 +18,7 @@ from launchpad_lite.process.flags import loaded_flags, mark_as_parsed
 
 
 class LoggingSetup(NamedTuple):
-    """The state of `logging.basicConfig`, `Logger.setLevel` and `warnings`, without other handlers."""
+    """The state of `logging.basicConfig`, `Logger.setLevel` and `warnings`; no other handlers."""
 
     levels: Mapping[str, int]  # levels of loggers that have their own, by name; "" is the root
     #: Format and date format of the root's output to stdout or stderr; None: there is none.
