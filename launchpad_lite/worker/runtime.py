@@ -80,18 +80,28 @@ class NodeSetup(NamedTuple):
 
 
 class CurrentNode(NamedTuple):
-    """The calling node."""
+    """The calling node.
 
-    name: str  # `label[replica]`
+    Attributes:
+        name: `label[replica]`.
+        label: Its group.
+        replica: Its index in the group.
+        program: Name of its program.
+        seed: For its random numbers: 32 bits, made of the seed of the program and its name. It is the
+            same after each restart of the node, and in each run with `lp.launch(program, seed=...)`.
+        restarts: Whether it is started again when it fails.
+        keeps_state: Whether it has checkpoints.
+        is_interrupted: Whether it must end because of a signal or a failure, maybe before its work
+            is done.
+    """
+
+    name: str
     label: str
     replica: int
     program: str
-    #: For its random numbers: 32 bits, made of the seed of the program and its name. It is the same
-    #: after each restart of the node, and in each run with `lp.launch(program, seed=...)`.
     seed: int
-    restarts: bool  # whether it is started again when it fails
-    keeps_state: bool  # whether it has checkpoints
-    #: Whether it must end because of a signal or a failure, maybe before its work is done.
+    restarts: bool
+    keeps_state: bool
     is_interrupted: bool
 
 
