@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.search._helping import Helping
+from launchpad_lite.search._helping import Helping, is_set_within
 from launchpad_lite.search._messages import (
     Assignment,
     Collected,
@@ -32,7 +32,6 @@ from launchpad_lite.search._parts import BrokerOptions
 from launchpad_lite.search._queue import Changes, Queue
 from launchpad_lite.search._store import PART_BYTES, PAYLOAD, RESULT, Store
 from launchpad_lite.search._timing import RETRY_S
-from launchpad_lite.search._waiting import is_set_within, set_at_stop
 from launchpad_lite.search.errors import LOST, SearchError
 
 #: Seconds after which a model hears that a task runs, if there is no other news.
@@ -45,11 +44,11 @@ class _Waiter:
     """A worker that waits for a task."""
 
     worker: Life
-    held: Collection[str]
     kinds: Collection[str]
     count: int
     helps: bool
-    machine: WorkerMachine | None
+    #: Leases tasks to it.
+    take: Callable[[], list[Assignment]]
     found: "asyncio.Future[list[Assignment]]"
 
 
@@ -72,13 +71,7 @@ class Broker:
     def __init__(
         self, me: Any, name_server: Any, peers: Mapping[str, Any], options: BrokerOptions
     ) -> None:
-        """Makes one, with the tasks that its earlier life has kept.
-
-        Args:
-            me: A client of it.
-            name_server: A client of the name server.
-            peers: Clients of other brokers by name.
-            options: See there.
+        """Makes one, with the tasks that its earlier life has kept; `peers` are the other brokers.
 
         Raises:
             StoreError: The store cannot be read.
@@ -148,13 +141,9 @@ class Broker:
     ) -> Collected:
         """Waits for outcomes and other news of a model, and returns them.
 
-        Args:
-            model: Its name.
-            session: With another one than before, the model gets all outcomes again that it has not
-                acknowledged: it was started again, or an answer was lost.
-            acknowledged: Tasks whose outcome it has saved.
-            stopped: Tasks that are to end early, and whether by force.
-            wait_s: Seconds to wait.
+        In another session than before, the model gets all outcomes again that it has not
+        acknowledged: it was started again, or an answer was lost. It has saved the outcomes of
+        `acknowledged`. Those of `stopped` are to end early, some by force.
         """
         self._queue.acknowledge(model, acknowledged)
         self._queue.stop(model, stopped)
@@ -222,29 +211,22 @@ class Broker:
         helps: bool = False,
         machine: WorkerMachine | None = None,
     ) -> list[Assignment] | None:
-        """Takes outcomes, and waits for tasks to return. None: the search is over.
-
-        Args:
-            worker: The caller.
-            held: Tasks that it has.
-            outcomes: Of tasks that it had.
-            kinds: What it can run.
-            count: How many tasks it wants at most.
-            wait_s: Seconds to wait.
-            helps: Whether it is a broker.
-            machine: As for `Queue.take`.
-        """
+        """Takes outcomes, waits for tasks as `Queue.take`. None: the search is over."""
         await self._take(outcomes)
         for other in [each for each in self._waiters if each.worker.name == worker.name]:
             self._waiters.remove(other)  # its caller has given up
             other.found.cancel()
-        now = time.monotonic()
-        found = self._queue.take(worker, held, kinds, count, now, helps=helps, machine=machine)
+
+        def take() -> list[Assignment]:
+            now = time.monotonic()
+            return self._queue.take(worker, held, kinds, count, now, helps=helps, machine=machine)
+
+        found = take()
         if outcomes and self._queue.needs_room():
             self._hand_out()  # there may be more room than for one
         if count and not found and wait_s > 0 and not self._closed.is_set():
             future = asyncio.get_running_loop().create_future()
-            waiter = _Waiter(worker, held, kinds, count, helps, machine, future)
+            waiter = _Waiter(worker, kinds, count, helps, take, future)
             found = await self._wait_for_task(waiter, wait_s)
         await self._keep()
         return None if self._is_over and not found else found
@@ -345,6 +327,11 @@ class Broker:
             StoreError: It cannot keep its tasks any more.
         """
         loop = asyncio.get_running_loop()
+
+        def ask() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._is_asked.set)
+
         tasks: list[asyncio.Task[None]] = [
             loop.create_task(self._tick()),
             loop.create_task(self._show()),
@@ -352,9 +339,9 @@ class Broker:
         ]
         tasks += [loop.create_task(helping.run()) for helping in self._helping.values()]
         closing = [loop.create_task(each.wait()) for each in (self._closed, self._is_asked)]
+        lp.register_stop_handler(ask)
         try:
-            with set_at_stop(self._is_asked):
-                await asyncio.wait([*closing, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*closing, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for ended in [task for task in tasks if task.done()]:
                 ended.result()
             if self._failure is not None:
@@ -363,6 +350,7 @@ class Broker:
             if not self._is_asked.is_set():
                 await self._see_off()
         finally:
+            lp.unregister_stop_handler(ask)
             self._answer_all()
             for task in (*tasks, *closing):
                 task.cancel()
@@ -399,19 +387,10 @@ class Broker:
     def _hand_out(self) -> None:
         """Gives tasks to workers that wait."""
         for waiter in list(self._waiters):
-            if not waiter.found.done() and self._queue.has_work(waiter.kinds):
-                found = self._queue.take(
-                    waiter.worker,
-                    waiter.held,
-                    waiter.kinds,
-                    waiter.count,
-                    time.monotonic(),
-                    helps=waiter.helps,
-                    machine=waiter.machine,
-                )
-                if found:
-                    waiter.found.set_result(found)
-                    self._waiters.remove(waiter)
+            is_ready = not waiter.found.done() and self._queue.has_work(waiter.kinds)
+            if is_ready and (found := waiter.take()):
+                waiter.found.set_result(found)
+                self._waiters.remove(waiter)
 
     async def _take(self, outcomes: Sequence[TaskOutcome]) -> None:
         for each in outcomes:

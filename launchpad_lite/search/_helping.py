@@ -1,6 +1,7 @@
 """A broker whose workers wait helps another one, for which it is a worker with many tasks."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Collection
 from typing import Any
@@ -9,11 +10,17 @@ import courier
 from launchpad_lite.search._messages import Life, TaskOutcome, TaskProgress, first_of
 from launchpad_lite.search._queue import Queue
 from launchpad_lite.search._timing import Timing
-from launchpad_lite.search._waiting import is_set_within
 from launchpad_lite.search.errors import LOST
 
 #: Seconds until a broker that does not answer is called again.
 _RETRY_S = 0.2
+
+
+async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Waits for an event; returns whether it was set in time."""
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()
 
 
 class Helping:
@@ -29,23 +36,15 @@ class Helping:
         wanted: Callable[[str], tuple[Collection[str], int]],
         hand_out: Callable[[], None],
     ) -> None:
-        """Makes one that does nothing yet.
-
-        Args:
-            me: This broker.
-            name: The other one.
-            peer: A client of it.
-            queue: Of this broker.
-            timing: Of the search.
-            wanted: Returns kinds and number of the tasks that are wanted from that broker now.
-            hand_out: Gives new tasks to workers.
-        """
         self._me = me
+        #: The broker that is helped.
         self._name = name
         self._peer = courier.with_timeout(peer, 2 * timing.beat_s)
         self._queue = queue
         self._timing = timing
+        #: Returns kinds and number of the tasks that are wanted from that broker now.
         self._wanted = wanted
+        #: Gives new tasks to workers.
         self._hand_out = hand_out
         #: The tokens of its tasks, by id.
         self._tokens: dict[str, str] = {}
@@ -103,9 +102,8 @@ class Helping:
         progress, self._progress = self._progress, []
         stops = await self._peer.aio.beat(self._me, self._tokens, progress)
         self._queue.stop(self._name, stops)
-        for each in stops:
-            if not self._queue.helps(self._name, each):
-                self._tokens.pop(each, None)  # a model has sent it here, and gets the outcome
+        for each in self._queue.missing(self._name, stops):
+            self._tokens.pop(each, None)  # a model has sent it here, and gets the outcome
 
     async def _give_back(self) -> None:
         """Gives back tasks that wait since the last heartbeat: their broker may have a worker."""
@@ -113,5 +111,5 @@ class Helping:
         stuck = {each: self._tokens.pop(each) for each in waiting if each in self._waited}
         self._waited = set(waiting).difference(stuck)
         if stuck:
-            self._queue.drop(self._name, stuck)
+            self._queue.cancel(self._name, stuck)
             await self._peer.aio.give_back(self._me, stuck)

@@ -25,13 +25,7 @@ _ANSWER_S = 20.0
 
 @dataclass(frozen=True)
 class JoinInfo:
-    """The credentials with which a worker joins a search.
-
-    Attributes:
-        address: `host:port` of the name server.
-        secret: Of the program.
-        tls: Certificates, if the program has some.
-    """
+    """The credentials with which a worker joins a search: at the address of its name server."""
 
     address: str
     secret: courier.Secret | None = field(default=None, repr=False)
@@ -68,11 +62,7 @@ class JoinInfo:
             raise SearchError(f"{path} is no {JOIN_FILE} of a search: {error!r}") from error
 
     def write(self, folder: Path) -> Path:
-        """Writes it to a file that no other user can read, at once; returns its path.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Writes it to a file that no other user can read, at once; returns its path."""
         tls = self.tls and {
             "certificate": self.tls.certificate.decode(),
             "key": self.tls.key.decode(),
@@ -97,11 +87,6 @@ def name_here() -> str:
 
 def outside_worker(info: JoinInfo, name: str, stop: threading.Event) -> Worker:
     """Returns a worker that belongs to no program.
-
-    Args:
-        info: The credentials.
-        name: Of the worker.
-        stop: Set when it is to end after its task.
 
     Raises:
         SearchError: There is no such search, or it does not take this worker.

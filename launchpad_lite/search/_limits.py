@@ -14,11 +14,7 @@ def look(
 ) -> tuple[str, float]:
     """Returns the limit that a running task exceeds, as text, and the seconds until the next check.
 
-    Args:
-        limits: The limits of the task.
-        ran_s: Seconds since its code began.
-        idle_s: Seconds since it has shown progress, or begun.
-        memory: Returns the bytes that it uses.
+    It was idle since it has shown progress, or begun; `memory` returns the bytes that it uses.
     """
     timeout_s, progress_s = limits.timeout_s or math.inf, limits.progress_timeout_s or math.inf
     if ran_s >= timeout_s:

@@ -21,32 +21,23 @@ _MOST_SLACK_S = 120.0
 
 
 class Life(NamedTuple):
-    """One participant of a search: a name, and which process of that name.
-
-    Attributes:
-        name: Such as `worker[3]`.
-        life: Random; another one after a restart.
-    """
+    """One participant of a search: a name, such as `worker[3]`, and which process of that name."""
 
     name: str
+    #: Random; another one after a restart.
     life: str
 
 
 class Limits(NamedTuple):
-    """The resources that a run of a task needs, and its limits.
+    """The resources that a run of a task needs of its machine, and its limits."""
 
-    Attributes:
-        timeout_s: Seconds that it may run until it fails; None: any time.
-        progress_timeout_s: Seconds without a report until it fails; None: any time.
-        cpus: Cores of its machine.
-        gpus: Devices of its machine, or a part of one.
-        memory_bytes: Of its machine; 0: not counted.
-    """
-
+    #: None: any time.
     timeout_s: float | None = None
     progress_timeout_s: float | None = None
     cpus: float = 0.0
+    #: Devices, or a part of one.
     gpus: float = 0.0
+    #: 0: not counted.
     memory_bytes: int = 0
 
     @property
@@ -56,61 +47,42 @@ class Limits(NamedTuple):
 
 
 class WorkerMachine(NamedTuple):
-    """The resources that a worker may use, shared with all other workers of its machine.
-
-    Attributes:
-        name: Tells it from others.
-        cpus: Cores.
-        memory_bytes: Main memory.
-        devices: Accelerators, as CUDA_VISIBLE_DEVICES names them.
-        pinned: The devices that the process of the worker sees for its lifetime; empty: it has used
-            none yet.
-    """
+    """The resources that a worker may use, shared with all other workers of its machine."""
 
     name: str
     cpus: float = 0.0
     memory_bytes: int = 0
+    #: Accelerators, as CUDA_VISIBLE_DEVICES names them.
     devices: tuple[str, ...] = ()
+    #: Those that the process of the worker sees for its lifetime; empty: it has used none yet.
     pinned: tuple[str, ...] = ()
 
 
 class TaskSubmission(NamedTuple):
-    """A task on its way to a broker.
+    """A task on its way to a broker."""
 
-    Attributes:
-        id: Unique for ever.
-        payload: The bytes that workers run.
-        kind: Selects the workers that can run it.
-        priority: Higher ones are first.
-        retries: How often it may be run again when it has raised.
-        limits: What a run needs, and its limits.
-    """
-
+    #: Unique for ever.
     id: str
     payload: bytes
+    #: Selects the workers that can run it.
     kind: str = PYTHON
+    #: Higher ones are first.
     priority: float = 0.0
+    #: How often it may be run again when it has raised.
     retries: int = 0
     limits: Limits = Limits()
 
 
 class Assignment(NamedTuple):
-    """A task on its way to a worker.
-
-    Attributes:
-        id: Of the task.
-        token: Of this assignment.
-        kind: As in `TaskSubmission`.
-        payload: As in `TaskSubmission`.
-        limits: As in `TaskSubmission`.
-        devices: The devices of the worker's machine that it uses.
-    """
+    """A task on its way to a worker."""
 
     id: str
+    #: Of this assignment.
     token: str
     kind: str
     payload: bytes
     limits: Limits = Limits()
+    #: The devices of the worker's machine that it uses.
     devices: tuple[str, ...] = ()
 
 
@@ -124,24 +96,15 @@ class TaskState(enum.Enum):
 
 
 class TaskOutcome(NamedTuple):
-    """How an assignment ended, on its way to the model.
-
-    Attributes:
-        id: Of the task.
-        token: Of the assignment; empty where the broker decided.
-        state: How it ended.
-        payload: The result; of a failure the pickled report, or nothing.
-        text: The failure as text.
-        seconds: How long it ran.
-        worker: The worker that ran it.
-        attempts: How often it was run.
-        lost_workers: How many workers were lost with it.
-    """
+    """How an assignment ended, on its way to the model."""
 
     id: str
+    #: Of the assignment; empty where the broker decided.
     token: str
     state: TaskState
+    #: The result; of a failure the pickled report, or nothing.
     payload: bytes = b""
+    #: The failure.
     text: str = ""
     seconds: float = 0.0
     worker: str = ""
@@ -188,56 +151,43 @@ class TaskProgress(NamedTuple):
 
 
 class Load(NamedTuple):
-    """How busy a broker is.
+    """How busy a broker is."""
 
-    Attributes:
-        queued: Tasks that wait for a worker.
-        running: Tasks that workers have.
-        workers: Workers that it has heard of lately.
-        idle: Those of these workers that wait for a task.
-    """
-
+    #: Tasks that wait for a worker, and tasks that workers have.
     queued: int = 0
     running: int = 0
+    #: Workers that it has heard of lately, and those of them that wait for a task.
     workers: int = 0
     idle: int = 0
 
 
 class Collected(NamedTuple):
-    """The news of a broker for a model.
+    """The news of a broker for a model."""
 
-    Attributes:
-        life: Of the broker: with another life, it may have lost what it knew.
-        outcomes: Each until it is acknowledged, once in each session.
-        progress: Since the last call.
-        load: Of the broker.
-        unknown_kinds: Kinds of waiting tasks that no worker takes, with what they need.
-        begun: Tasks without an outcome that have got a worker (True) or wait again, since the last call.
-    """
-
+    #: Of the broker: with another life, it may have lost what it knew.
     life: str
+    #: Each until it is acknowledged, once in each session.
     outcomes: Sequence[TaskOutcome]
+    #: Since the last call.
     progress: Sequence[TaskProgress]
     load: Load
+    #: Kinds of waiting tasks that no worker takes, with what they need.
     unknown_kinds: Sequence[str] = ()
+    #: Tasks without an outcome that have got a worker (True) or wait again, since the last call.
     begun: Sequence[tuple[str, bool]] = ()
 
 
 class SearchMember(NamedTuple):
-    """One participant of a search, as the name server knows it.
+    """One participant of a search, as the name server knows it."""
 
-    Attributes:
-        role: `broker`, `worker` or `model`.
-        who: Its name and life.
-        address: `host:port` where it can be called; empty if it cannot.
-        version: Of launchpad-lite.
-        python: Its Python, as `3.11`; empty in other languages.
-    """
-
+    #: `broker`, `worker` or `model`.
     role: str
     who: Life
+    #: `host:port` where it can be called; empty if it cannot.
     address: str = ""
+    #: Of launchpad-lite.
     version: str = ""
+    #: As `3.11`; empty in other languages.
     python: str = ""
 
 
@@ -248,16 +198,12 @@ def member_here(role: str, who: Life) -> SearchMember:
 
 
 class MembersView(NamedTuple):
-    """The answer of the name server to a heartbeat.
+    """The answer of the name server to a heartbeat."""
 
-    Attributes:
-        is_known: If not, register again.
-        brokers: Address and load of each live broker, by name.
-        workers: How many workers there are.
-        is_closed: Whether the search is over.
-    """
-
+    #: If not, register again.
     is_known: bool
+    #: Address and load of each live broker, by name.
     brokers: Mapping[str, tuple[str, Load]]
     workers: int = 0
+    #: Whether the search is over.
     is_closed: bool = False

@@ -97,23 +97,13 @@ class ModelNode:
         folder: str | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """Makes one.
-
-        Args:
-            model: Decides what is tried.
-            name_server: A client of it.
-            brokers: Clients by name.
-            timing: Of the search.
-            ahead: How many tasks may be outstanding at a time; None: a few more than workers.
-            stays: Whether it serves until the program stops, when the search is over.
-            anyway: Whether it may begin where another model has ended.
-            folder: Of the search; None: it has none.
-            callbacks: Are told of trials.
-        """
         self._model = model
         self._timing = timing
+        #: How many tasks may be outstanding at a time; None: a few more than workers.
         self._ahead = ahead
+        #: Whether it serves until the program stops, when the search is over.
         self._stays = stays
+        #: Whether it may begin where another model has ended.
         self._anyway = anyway
         self._folder = folder
         self._callbacks = callbacks

@@ -49,14 +49,7 @@ class Outbox:
         outstanding: Mapping[str, TaskSubmission] = MappingProxyType({}),
         broker: str = "",
     ) -> None:
-        """Makes one.
-
-        Args:
-            presence: How it finds brokers.
-            timing: Of the search.
-            outstanding: Tasks without an outcome that an earlier life has sent.
-            broker: The one that the earlier life used.
-        """
+        """Makes one, with tasks that an earlier life has sent, and the broker that it has used."""
         self._presence = presence
         self._timing = timing
         self._model = presence.member.who.name

@@ -20,20 +20,14 @@ RELEASE_S = 5.0
 
 
 class BrokerOptions(NamedTuple):
-    """The arguments of a broker.
-
-    Attributes:
-        timing: Of the search.
-        folder: Where it keeps its tasks; None: in memory only.
-        database: Where it keeps them instead: the URL of a PostgreSQL database, as
-            `postgresql://user@host/database`, whose brokers take over from each other.
-        max_losses: As for `Queue`.
-        max_queued: As for `Queue`.
-    """
+    """The arguments of a broker."""
 
     timing: Timing
+    #: Where it keeps its tasks; None: in memory only.
     folder: str | None = None
+    #: Where it keeps them instead, as for `add_to`.
     database: str | None = None
+    #: As for `Queue`.
     max_losses: int = 5
     max_queued: int = 10_000
 
@@ -41,7 +35,6 @@ class BrokerOptions(NamedTuple):
 def make_broker(
     me: Any, name_server: Any, peers: Mapping[str, Any], options: BrokerOptions
 ) -> "Broker":
-    """Returns a broker for a node: see `Broker`."""
     from launchpad_lite.search._broker import Broker
 
     return Broker(me, name_server, peers, options)
@@ -66,12 +59,7 @@ def work(name_server: Any, brokers: Mapping[str, Any], timing: Timing) -> None:
 
 
 class SearchHandles(NamedTuple):
-    """The handles that models need.
-
-    Attributes:
-        name_server: Of the name server.
-        brokers: Of the brokers, by name.
-    """
+    """The handles that models need; of brokers by name."""
 
     name_server: lp.Handle[NameServer]
     brokers: "Mapping[str, lp.Handle[Broker]]"

@@ -82,10 +82,6 @@ _TAKE = (
 def held_database(url: str | None, silence_s: float) -> Iterator[None]:
     """Holds a database for one search in a block, if it can be reached from here.
 
-    Args:
-        url: As for `PostgresStore`; None: there is none.
-        silence_s: Seconds after which brokers without heartbeats are lost.
-
     Raises:
         StoreInUseError: Another search uses it.
     """
@@ -124,15 +120,7 @@ class PostgresStore(Store):
     """The rows of one broker. The server's settings decide if they survive a loss of power."""
 
     def __init__(self, url: str, broker: str) -> None:
-        """Connects, and ends the right to write of an earlier life of the broker.
-
-        Args:
-            url: As `postgresql://user:password@host:port/database`.
-            broker: Its name.
-
-        Raises:
-            StoreError: The database does not answer, or psycopg is not installed.
-        """
+        """Connects, and ends the right to write of an earlier life of the broker."""
         try:
             import psycopg
         except ImportError as error:

@@ -26,12 +26,7 @@ class Presence:
     ) -> None:
         """Makes one; the name server hears of it with the first heartbeat.
 
-        Args:
-            member: What it knows.
-            name_server: A client of it.
-            brokers: Clients that there are already, by name.
-            connect: Makes a client for an address.
-            timing: Of the search.
+        Of the clients, `brokers` are there already; `connect` makes others for addresses.
         """
         self.member = member
         self._name_server = courier.with_timeout(name_server, 2 * timing.beat_s)
@@ -43,9 +38,6 @@ class Presence:
 
     def beat(self, broker: str = "") -> bool:
         """Sends a heartbeat, and keeps the list of brokers in the answer; returns whether one came.
-
-        Args:
-            broker: The one that it uses.
 
         Raises:
             WorkerMismatchError: The name server does not take it.
@@ -71,11 +63,8 @@ class Presence:
     def end_search(self, wait_for_stop: Callable[[float], bool]) -> None:
         """Ends the search: all brokers, once their workers have left.
 
-        It tells those that start again meanwhile once more.
-
-        Args:
-            wait_for_stop: Waits a while after all were told; returns whether to give up, because
-                the program stops.
+        It tells those that start again meanwhile once more, until `wait_for_stop` says that the
+        program stops.
         """
         left = dict(self._clients)
         while left:
@@ -92,11 +81,7 @@ class Presence:
                 break
 
     def choose(self, avoid: Collection[str] = ()) -> str:
-        """Returns the name of a broker to use; empty if none is known.
-
-        Args:
-            avoid: Brokers that did not answer; returns one of them if there is no other.
-        """
+        """Returns a broker to use, of `avoid` if there is no other; empty: none is known."""
         only = {*self._clients, *self.view.brokers}
         if len(only) == 1 and not self.view.is_closed:
             return only.pop()  # it may not have started yet

@@ -26,12 +26,7 @@ class Table:
     """Shows how far a search is: one row, drawn again and again; in a pipe, a row every 10 s."""
 
     def __init__(self, total: int | None, out: TextIO | None = None) -> None:
-        """Makes one that has shown nothing.
-
-        Args:
-            total: How many trials there will be, if that is known.
-            out: The output; stderr by default.
-        """
+        #: How many trials there will be, if that is known.
         self._total = total
         self._out = sys.stderr if out is None else out
         self._redraws = self._out.isatty()
@@ -40,7 +35,6 @@ class Table:
         self._said: set[str] = set()
 
     def show(self, status: Status) -> None:
-        """Shows a state."""
         for kind in status.unknown_kinds:
             if kind not in self._said:
                 self._said.add(kind)

@@ -12,7 +12,7 @@ import heapq
 import itertools
 import math
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launchpad_lite.search._messages import (
@@ -44,33 +44,26 @@ _MOST_STALE = 100
 
 @dataclass(slots=True)
 class QueuedTask:
-    """A task, as its broker sees it.
-
-    Attributes:
-        submission: As it came.
-        owner: The model that gets the outcome, or the broker that is helped.
-        number: Counts tasks in the order of arrival.
-        helps: Whether it belongs to another broker.
-        lease: The worker that has it, and the token of the assignment.
-        errors: One for each time that it has raised.
-        place: The machine and devices that it uses during its lease; empty: it needs nothing.
-        losses: How often its worker was lost.
-        outcome: The result for its owner.
-        expires_at: When the lease ends. Not stored.
-        deadline_at: When it has run too long. Not stored.
-        is_stopped: Whether its worker is to end it. Not stored.
-        is_killed: Whether the worker is to end its process for that. Not stored.
-    """
+    """A task, as its broker sees it."""
 
     submission: TaskSubmission
+    #: The model that gets the outcome, or the broker that is helped.
     owner: str
+    #: Counts tasks in the order of arrival.
     number: int
+    #: Whether it belongs to another broker.
     helps: bool = False
+    #: The worker that has it, and the token of the assignment.
     lease: tuple[Life, str] | None = None
+    #: One for each time that it has raised.
     errors: tuple[str, ...] = ()
+    #: How often its worker was lost.
     losses: int = 0
     outcome: TaskOutcome | None = None
+    #: The machine and devices that it uses during its lease.
     place: tuple[str, tuple[str, ...]] = _NOWHERE
+    # These are not stored: the ends of its lease and of its run, whether its worker is to end it,
+    # and whether the process of the worker ends with it.
     expires_at: float = 0.0
     deadline_at: float | None = None
     is_stopped: bool = False
@@ -79,26 +72,22 @@ class QueuedTask:
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes for the store to write, at once.
-
-    Attributes:
-        new: Tasks that are not in the store.
-        changed: Tasks that have changed, except for their submission.
-        removed: Ids of tasks that are not needed any more.
-    """
+    """Changes for the store to write, at once."""
 
     new: Sequence[QueuedTask]
+    #: Except for their submission.
     changed: Sequence[QueuedTask]
+    #: Their ids.
     removed: Sequence[str]
 
 
 @dataclass
 class _WorkerRecord:
     life: str
-    kinds: frozenset[str]
-    #: Whether it is a broker.
-    helps: bool
     seen_at: float
+    kinds: Collection[str] = ()
+    #: Whether it is a broker.
+    helps: bool = False
     held: set[str] = field(default_factory=set)
     #: Whether it is known from an earlier life of the broker only.
     is_restored: bool = False
@@ -128,15 +117,11 @@ class Queue:
     def __init__(
         self, *, lease_s: float = 10.0, max_losses: int = 5, max_queued: int = 10_000
     ) -> None:
-        """Makes an empty one.
-
-        Args:
-            lease_s: Seconds that a silent worker keeps a task.
-            max_losses: How often a task may lose its worker; once more, and it fails.
-            max_queued: Tasks that may wait; more are not accepted.
-        """
+        #: Seconds that a silent worker keeps a task.
         self._lease_s = lease_s
+        #: How often a task may lose its worker; once more, and it fails.
         self._max_losses = max_losses
+        #: Tasks that may wait; more are not accepted.
         self._max_queued = max_queued
         self._tasks: dict[str, QueuedTask] = {}
         self._numbers = itertools.count()
@@ -179,8 +164,7 @@ class Queue:
                 self._time(task, now)
                 worker = task.lease[0]
                 known = self._workers.setdefault(
-                    worker.name,
-                    _WorkerRecord(worker.life, frozenset(), False, now, is_restored=True),
+                    worker.name, _WorkerRecord(worker.life, now, is_restored=True)
                 )
                 known.held.add(task.submission.id)
                 if task.place[0]:
@@ -267,11 +251,8 @@ class Queue:
     def collect(self, owner: str, session: str) -> tuple[list[TaskOutcome], list[TaskProgress]]:
         """Returns outcomes, each once in a session, and progress since the last call.
 
-        Outcomes that do not fit into one call come with the next ones.
-
-        Args:
-            owner: The model.
-            session: With another one, all outcomes that are not acknowledged come again.
+        Outcomes that do not fit into one call come with the next ones. In another session, all
+        that are not acknowledged come again.
         """
         found = self._owner(owner)
         if found.session != session:
@@ -310,37 +291,36 @@ class Queue:
 
     def acknowledge(self, owner: str, ids: Iterable[str]) -> None:
         """Forgets tasks whose outcome their owner has."""
-        for each in ids:
-            task = self._tasks.get(each)
-            if task is not None and task.owner == owner and task.outcome is not None:
+        for task in self._owned(owner, ids):
+            if task.outcome is not None:
                 self._remove(task)
 
     def cancel(self, owner: str, ids: Iterable[str]) -> None:
-        """Forgets tasks whose outcome is not wanted any more."""
+        """Forgets tasks whose outcome their owner does not want any more."""
+        for task in self._owned(owner, ids):
+            self._remove(task)
+
+    def _owned(self, owner: str, ids: Iterable[str]) -> Iterator[QueuedTask]:
         for each in ids:
             task = self._tasks.get(each)
             if task is not None and task.owner == owner:
-                self._remove(task)
+                yield task
 
     def stop(self, owner: str, ids: Mapping[str, bool]) -> None:
         """Ends tasks early, some by force: waiting ones now, others when their worker hears it."""
-        for each, is_killed in ids.items():
-            task = self._tasks.get(each)
-            if task is None or task.owner != owner or task.outcome is not None:
+        for task in self._owned(owner, ids):
+            if task.outcome is not None:
                 continue
             if task.lease is None:
                 self._decide(task, TaskState.STOPPED)
             else:
                 task.is_stopped = True
-                task.is_killed |= is_killed
+                task.is_killed |= ids[task.submission.id]
 
     def resume(self, owner: str, ids: Collection[str], awaited: Collection[str] = ()) -> list[str]:
         """Forgets all tasks of a model but these; returns those of them that are not here.
 
-        Args:
-            owner: The model.
-            ids: The tasks to keep.
-            awaited: Those of these that the model sends again; they wait until then.
+        Of these, `awaited` are sent again by the model, and wait until then.
         """
         wanted = set(ids)
         here = self._owner(owner).ids
@@ -384,8 +364,8 @@ class Queue:
             helps: Whether it is a broker.
             machine: Its machine; None: it gets no tasks that need resources.
         """
-        known = self._note_worker(worker, kinds, now, helps=helps)
-        known.machine = machine
+        known = self._life_of(worker, now)
+        known.kinds, known.helps, known.machine = kinds, helps, machine
         if known.using and known.using[0] not in held:
             known.using = None
         for each in sorted(known.held.difference(held)):
@@ -546,18 +526,6 @@ class Queue:
                 self._keep(task)
                 self._push(task)
 
-    def drop(self, owner: str, ids: Iterable[str]) -> None:
-        """Forgets tasks of a helped broker that does not want them any more."""
-        for each in ids:
-            task = self._tasks.get(each)
-            if task is not None and task.helps and task.owner == owner:
-                self._remove(task)
-
-    def helps(self, owner: str, key: str) -> bool:
-        """Returns whether it has a task of another broker."""
-        task = self._tasks.get(key)
-        return task is not None and task.helps and task.owner == owner
-
     def waiting(self, owner: str) -> list[str]:
         """Returns those tasks of another broker that wait for a worker here."""
         owned = self._owner(owner).ids
@@ -607,18 +575,16 @@ class Queue:
 
     # Workers that come and go.
 
-    def _note_worker(
-        self, worker: Life, kinds: Collection[str], now: float, *, helps: bool
-    ) -> _WorkerRecord:
+    def _life_of(self, worker: Life, now: float) -> _WorkerRecord:
+        """Returns the record of this life of a worker, which is there now."""
         known = self._workers.get(worker.name)
         if known is not None and known.life != worker.life:
             for each in sorted(known.held):
                 self._lose(self._tasks[each], "was started again")
             known = None
         if known is None:
-            known = self._workers[worker.name] = _WorkerRecord(worker.life, frozenset(), helps, now)
-        known.kinds, known.helps, known.seen_at = frozenset(kinds), helps, now
-        known.is_restored = False
+            known = self._workers[worker.name] = _WorkerRecord(worker.life, now)
+        known.seen_at, known.is_restored = now, False
         return known
 
     def _next(self, worker: _WorkerRecord, count: int) -> list[QueuedTask]:
@@ -690,9 +656,8 @@ class Queue:
         task.lease = worker, token
         self._time(task, now)
         self._leased.add(key)
-        if worker.name not in self._workers:
-            self._workers[worker.name] = _WorkerRecord(worker.life, frozenset(), False, now)
-        self._workers[worker.name].held.add(key)
+        known = self._workers.setdefault(worker.name, _WorkerRecord(worker.life, now))
+        known.held.add(key)
         self._owner(task.owner).begun[key] = True
         self._note(task)
         return Assignment(key, token, kind, payload, limits, task.place[1])

@@ -17,11 +17,8 @@ _FILE = "search.json"
 def begin(folder: Path, model: Model, *, anyway: bool, is_elsewhere: bool) -> list[str]:
     """Records that a search begins or goes on; returns the files whose code has changed.
 
-    Args:
-        folder: Of the search; made if it is missing.
-        model: As the script has made it.
-        anyway: Whether it may differ from the search whose state is there.
-        is_elsewhere: Whether the state of the model may be in another folder.
+    With `anyway`, it may differ from the search whose state is there. The state of the model may be
+    in another folder (`is_elsewhere`).
 
     Raises:
         SearchError: The state there is of another search, or of an earlier version.

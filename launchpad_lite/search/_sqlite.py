@@ -187,9 +187,7 @@ class SqliteStore(Store):
 def check_files(folder: Path, seconds: float) -> None:
     """Checks the stores of brokers, which would fail again and again with the same error.
 
-    Args:
-        folder: Of the search.
-        seconds: How long to wait for brokers that use them: they may be about to end.
+    It waits some seconds for brokers that use them: they may be about to end.
 
     Raises:
         StoreInUseError: A broker uses one of them.

@@ -10,34 +10,22 @@ from launchpad_lite.search._queue import Changes, QueuedTask
 
 
 class Store:
-    """Keeps the tasks of one broker; this class only in memory. For one thread at a time."""
+    """Keeps the tasks of one broker; this class only in memory. For one thread at a time.
+
+    What cannot be read or written is a `StoreError`.
+    """
 
     def load(self) -> list[QueuedTask]:
-        """Returns all tasks.
-
-        Raises:
-            StoreError: They cannot be read.
-        """
+        """Returns all tasks."""
         return []
 
     def write(self, changes: Changes) -> None:
-        """Takes changes over, all or none.
-
-        Raises:
-            StoreError: They cannot be written.
-        """
+        """Takes changes over, all or none."""
 
     def stage(self, key: str, what: str, body: bytes, part: int) -> bool:  # noqa: ARG002 - `write` takes all
         """Writes a part of something large, ahead of its task; returns whether it was the last.
 
-        Args:
-            key: Of the task.
-            what: `PAYLOAD` or `RESULT`.
-            body: All of it. `write` leaves this very object out.
-            part: Which one, from 0 on.
-
-        Raises:
-            StoreError: It cannot be written.
+        The body is all of it: `write` leaves this very object out.
         """
         return True
 
@@ -46,21 +34,12 @@ class Store:
         return True
 
     def beat(self) -> None:
-        """Shows other brokers that this one lives.
-
-        Raises:
-            StoreError: Another one has taken its tasks over.
-        """
+        """Shows other brokers that this one lives; raises if one has taken its tasks over."""
 
     def take_over(self, owner: str, silence_s: float) -> list[QueuedTask]:  # noqa: ARG002 - one broker only
-        """Moves tasks of lost brokers to this one, and ends the right to write of those.
+        """Moves a model's tasks here from brokers without a `beat` for so long.
 
-        Args:
-            owner: The model whose tasks they are.
-            silence_s: A broker without a `beat` for so long is lost.
-
-        Raises:
-            StoreError: They cannot be moved.
+        These may write no more.
         """
         return []
 

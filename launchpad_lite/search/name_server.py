@@ -38,15 +38,8 @@ class NameServer:
         version: str = lp.__version__,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Makes one that knows no participant.
-
-        Args:
-            timing: Of the search.
-            announce: Is called when its node serves.
-            version: Of launchpad-lite, which all must have.
-            clock: Never goes back; in seconds.
-        """
         self._timing = timing
+        #: Called when its node serves.
         self._announce = announce
         self._silence_s = timing.silence_s
         self._version = version
@@ -92,14 +85,7 @@ class NameServer:
     async def beat(
         self, role: str, who: Life, load: Load = _NO_LOAD, broker: str = ""
     ) -> MembersView:
-        """Notes that a participant is there.
-
-        Args:
-            role: Of it.
-            who: It.
-            load: Of a broker.
-            broker: The broker that it uses; empty: as before, or it is one itself.
-        """
+        """Notes that a participant is there, with the load of a broker, or the broker in use."""
         entry = self._of(role).get(who.name)
         is_known = entry is not None and entry.member.who == who
         if entry is not None and is_known:
@@ -121,13 +107,7 @@ class NameServer:
 
     @courier.idempotent
     async def place(self, role: str, who: Life, avoid: Collection[str] = ()) -> str:
-        """Returns the broker that a worker or model is to use; empty if there is none.
-
-        Args:
-            role: What it is.
-            who: It; from now on it counts as a user of that broker.
-            avoid: Brokers that it cannot reach.
-        """
+        """Returns the broker that a worker or model is to use from now on; empty: there is none."""
         self._expire()
         placed = self._of(role).get(who.name)
         users = dict.fromkeys(self._of("broker"), 0)
@@ -191,15 +171,7 @@ class NameServer:
 
 
 def make_name_server(me: Any, timing: Timing, folder: str | None) -> NameServer:
-    """Returns a name server for a node.
-
-    Args:
-        me: A client of it.
-        timing: Of the search.
-        folder: Where the file for workers from outside is written, until the program stops; None:
-            nowhere.
-
-    """
+    """Returns a name server for a node; the folder, if any, gets the file for outside workers."""
 
     def announce() -> None:
         if folder is not None:

@@ -65,17 +65,11 @@ class Worker:
         stop: threading.Event,
         heartbeat: Callable[[], object] = lambda: None,
     ) -> None:
-        """Makes one.
-
-        Args:
-            presence: How it finds brokers.
-            timing: Of the search.
-            stop: Set when it is to end after its task.
-            heartbeat: Is called between tasks.
-        """
         self._presence = presence
         self._timing = timing
+        #: Set when it is to end after its task.
         self._stop = stop
+        #: Called between tasks.
         self._heartbeat = heartbeat
         self._beating = threading.Thread(target=self._beat, name="search-heartbeat", daemon=True)
         #: The thread that runs tasks, and whether its process can be ended for it.

@@ -393,7 +393,7 @@ class World:
     def help_no_more(self) -> None:
         waiting = self.helper.waiting("broker")
         stuck = {key: self.tokens.pop(key) for key in waiting}
-        self.helper.drop("broker", waiting)
+        self.helper.cancel("broker", waiting)
         self.call(lambda: self.queue.give_back(self.helper_life, stuck))
 
     def work_for_helper(self, count: int) -> None:
@@ -878,8 +878,8 @@ def test_a_task_with_which_a_broker_helps_becomes_its_own() -> None:
     assert ask(queue, "1", priority=2.0, limits=Limits(1.0)) == 1
     assert queue.load(0.0).queued == 1
     queue.stop("broker", {"1": False})
-    queue.drop("broker", ["1"])
-    assert not queue.helps("broker", "1")
+    queue.cancel("broker", ["1"])
+    assert queue.missing("broker", ["1"]) == ["1"]
     assert queue.take_changes().new[0].submission == TaskSubmission(
         "1", b"", "python", 2.0, 0, Limits(1.0)
     )
