@@ -71,11 +71,7 @@ class Broker:
     def __init__(
         self, me: Any, name_server: Any, peers: Mapping[str, Any], options: BrokerOptions
     ) -> None:
-        """Makes one, with the tasks that its earlier life has kept; `peers` are the other brokers.
-
-        Raises:
-            StoreError: The store cannot be read.
-        """
+        """Makes one, with the tasks that its earlier life has kept; `peers` are other brokers."""
         name = lp.current_node().name
         self._me = Life(name, uuid.uuid4().hex)
         self._address = me.address
@@ -246,7 +242,6 @@ class Broker:
     async def beat(
         self, worker: Life, held: Mapping[str, str], progress: Sequence[TaskProgress]
     ) -> dict[str, bool]:
-        """As `Queue.beat`."""
         stops = self._queue.beat(worker, held, progress, time.monotonic())
         self._tell()
         await self._keep()  # a lease that has ended may not come back with the store
@@ -254,7 +249,6 @@ class Broker:
 
     @courier.idempotent
     async def give_back(self, worker: Life, held: Mapping[str, str]) -> None:
-        """As `Queue.give_back`."""
         self._queue.give_back(worker, held)
         self._hand_out()
         await self._keep()
@@ -285,14 +279,12 @@ class Broker:
 
     @courier.grpc_service("search.v1.Broker", "Work", "Beat", "Leave")
     async def serve_foreign(self, method: str, request: bytes) -> bytes:
-        """Answers workers in other languages."""
         from launchpad_lite.search import _foreign  # loads protobuf
 
         return await _foreign.BROKER[method](self, request)
 
     @courier.idempotent
     async def load(self) -> Load:
-        """Returns how busy it is."""
         return self._queue.load(time.monotonic())
 
     @courier.idempotent
@@ -321,23 +313,16 @@ class Broker:
             await server.aio.leave("broker", self._me)
 
     async def run(self) -> None:
-        """Runs until the search is over, or the program stops.
-
-        Raises:
-            StoreError: It cannot keep its tasks any more.
-        """
+        """Runs until the search is over, or the program stops, or it cannot keep its tasks."""
         loop = asyncio.get_running_loop()
 
         def ask() -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._is_asked.set)
 
-        tasks: list[asyncio.Task[None]] = [
-            loop.create_task(self._tick()),
-            loop.create_task(self._show()),
-            loop.create_task(self._hold()),
-        ]
-        tasks += [loop.create_task(helping.run()) for helping in self._helping.values()]
+        loops = [self._tick(), self._show(), self._hold()]
+        loops += [helping.run() for helping in self._helping.values()]
+        tasks: list[asyncio.Task[None]] = [loop.create_task(each) for each in loops]
         closing = [loop.create_task(each.wait()) for each in (self._closed, self._is_asked)]
         lp.register_stop_handler(ask)
         try:
@@ -412,9 +397,7 @@ class Broker:
     async def _keep(self) -> None:
         """Returns once all that has changed is in the store; several callers share a write.
 
-        Raises:
-            StoreError: The store has failed. The broker ends, because it accepts only what is
-                stored.
+        If the store fails, the broker ends, because it accepts only what is stored.
         """
         if self._failure is not None:
             raise self._failure  # the store lacks what it could not write then

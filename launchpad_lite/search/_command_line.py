@@ -5,10 +5,12 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import courier
 from courier.lowlevel import split_address
 from launchpad_lite.errors import LaunchpadError
 from launchpad_lite.parts.escapes import shown
-from launchpad_lite.search._joining import JOIN_FILE, JoinInfo, name_here, outside_worker
+from launchpad_lite.search._joining import JOIN_FILE, JoinInfo, outside_worker
 from launchpad_lite.search.errors import SearchError
 from launchpad_lite.search.looking import look
 from launchpad_lite.search.results import Result, row_of
@@ -30,11 +32,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line; returns the exit code: 0 if all went well, else 1, or that of a signal.
-
-    Args:
-        argv: Arguments without the program's name; by default those of this process.
-    """
+    """Runs a command line; returns the exit code: 0, 1 for an error, or that of a signal."""
     # As `python -m` does: tasks come from modules in the working directory.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -156,7 +154,7 @@ def _work(options: argparse.Namespace) -> None:
     stop = threading.Event()
     with _WorkerSignals(stop) as signals:
         info = _info(options)
-        name = options.name or name_here()
+        name = options.name or f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"
         worker = outside_worker(info, name, stop)
         signals.wake = worker.wake
         print(f"{name} works for the search at {info.address}", file=sys.stderr)  # noqa: T201
@@ -164,11 +162,6 @@ def _work(options: argparse.Namespace) -> None:
 
 
 def _info(options: argparse.Namespace) -> JoinInfo:
-    """Returns the credentials for the search.
-
-    Raises:
-        SearchError: The command line does not say it.
-    """
     address: str = options.address
     if os.sep in address or address.endswith(".json") or Path(address).is_file():
         return JoinInfo.read(Path(address))

@@ -56,7 +56,6 @@ class Helping:
         self.woken = asyncio.Event()
 
     async def run(self) -> None:
-        """Helps, without end."""
         beat_at = 0.0
         while True:
             if self._tokens:

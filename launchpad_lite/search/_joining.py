@@ -1,7 +1,6 @@
 """How Python workers from outside of the program join a running search."""
 
 import json
-import socket
 import threading
 import uuid
 from dataclasses import dataclass, field
@@ -38,11 +37,6 @@ class JoinInfo:
 
     @classmethod
     def read(cls, path: Path) -> "JoinInfo":
-        """Reads a file.
-
-        Raises:
-            SearchError: It cannot be read, or is no such file.
-        """
         try:
             fields = json.loads(read_private(path))  # the server at this address sends pickles
             secret, tls = fields["secret"], fields["tls"]
@@ -80,28 +74,15 @@ class JoinInfo:
         return courier.Client(address or self.address, secret=self.secret, tls=self.tls, **options)
 
 
-def name_here() -> str:
-    """Returns a name for a worker that no other has."""
-    return f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"
-
-
 def outside_worker(info: JoinInfo, name: str, stop: threading.Event) -> Worker:
-    """Returns a worker that belongs to no program.
-
-    Raises:
-        SearchError: There is no such search, or it does not take this worker.
-    """
+    """Returns a worker that belongs to no program; once `stop` is set, it ends after its task."""
     timing = timing_of(info)
     member = member_here("worker", Life(name, uuid.uuid4().hex))
     return Worker(Presence(member, info.connect(), {}, info.connect, timing), timing, stop)
 
 
 def timing_of(info: JoinInfo, answer_s: float = _ANSWER_S) -> Timing:
-    """Returns the timing of a search: asks its name server, which must answer within `answer_s`.
-
-    Raises:
-        SearchError: It does not answer, or not to this one.
-    """
+    """Returns the timing of a search, which its name server must tell within `answer_s`."""
     client = info.connect(wait_for_ready=False, call_timeout_s=answer_s)
     where = info.address
     try:

@@ -140,7 +140,6 @@ class ModelNode:
     # Its state.
 
     def save(self, folder: Path) -> None:
-        """Writes a checkpoint."""
         with self._lock:
             tasks = {key: task for key, (task, _) in self._tasks.items()}
             state = {
@@ -158,11 +157,7 @@ class ModelNode:
         (folder / "model.pickle").write_bytes(data)
 
     def restore(self, folder: Path) -> None:
-        """Takes over what a checkpoint has, with the newest code of the script.
-
-        Raises:
-            SearchError: It is of another model.
-        """
+        """Takes over what a checkpoint has, with the newest code of the script."""
         with (folder / "model.pickle").open("rb") as file:
             state, (model, tasks, self._ended) = pickle.load(file), pickle.load(file)
         self._numbers = state["numbers"]
@@ -189,7 +184,6 @@ class ModelNode:
     # Called by others.
 
     def status(self) -> Status:
-        """Returns how far the search is."""
         with self._lock:
             counts = dict.fromkeys(TrialState, 0)
             for trial in self._trials:
@@ -223,23 +217,17 @@ class ModelNode:
         return self.status()
 
     def trials(self) -> list[Trial]:
-        """Returns all trials so far."""
         with self._lock:
             return list(self._trials)
 
     def model(self) -> Model:
-        """Returns the model, as it is now."""
         with self._lock:
             return self._model
 
     # The search.
 
     def run(self) -> None:
-        """Searches until the model is done, or the program stops.
-
-        Raises:
-            SearchError: It cannot go on.
-        """
+        """Searches until the model is done, or the program stops."""
         if self._folder is not None:
             for each in Path(self._folder, "trials").glob("*"):
                 if each.name.isdigit() and int(each.name) >= len(self._trials):
@@ -303,7 +291,6 @@ class ModelNode:
         return workers + max(1, int(workers * min(each, _MOST_AHEAD)))
 
     def _begin(self, ids: Iterable[str]) -> None:
-        """Takes note that workers run tasks."""
         for key in ids:
             if key in self._tasks and key not in self._begun:
                 self._begun[key] = trial = self._trials[self._numbers[key]]

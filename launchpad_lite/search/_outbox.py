@@ -74,7 +74,8 @@ class Outbox:
         self._acknowledged: list[str] = []
         #: Tasks to end early, and whether by force.
         self._stopped: dict[str, bool] = {}
-        self._broker = broker
+        #: The broker that it uses; empty before it uses one.
+        self.broker = broker
         #: Whether other brokers may have unknown tasks of an earlier life.
         self._is_heir = bool(broker)
         #: The life of the broker that knows the tasks; empty before it was asked.
@@ -90,23 +91,15 @@ class Outbox:
 
     @property
     def outstanding(self) -> dict[str, TaskSubmission]:
-        """Tasks without an outcome."""
         with self._lock:
             return dict(self._outstanding)
 
     @property
-    def broker(self) -> str:
-        """The broker that it uses; empty before it uses one."""
-        return self._broker
-
-    @property
     def workers(self) -> int:
-        """How many workers the search has."""
         return max(self._presence.view.workers, self.load.workers)
 
     @property
     def running(self) -> int:
-        """How many tasks have a worker."""
         return sum(list(self._running.values()))
 
     def __len__(self) -> int:
@@ -187,7 +180,7 @@ class Outbox:
         key, call = self._large
         if key != part[0].id:
             # No limit of time: other calls find out if the broker is lost.
-            client = courier.with_timeout(self._presence.client(self._broker), None)
+            client = courier.with_timeout(self._presence.client(self.broker), None)
             call = client.futures.submit(self._model, part)
             self._large = part[0].id, call
         if not call.done():
@@ -250,7 +243,7 @@ class Outbox:
     # The choice of a broker.
 
     def _client(self, wait_s: float = 0.0) -> Any:
-        client = self._presence.client(self._broker)
+        client = self._presence.client(self.broker)
         return courier.with_timeout(client, wait_s + self._slack_s + 2 * self._timing.beat_s)
 
     def _is_ready(self) -> bool:
@@ -262,9 +255,9 @@ class Outbox:
 
     def _has_asked(self) -> bool:
         with self._lock:
-            if not self._broker:
-                self._broker = self._presence.choose(avoid=list(self._left))
-            if not self._broker:
+            if not self.broker:
+                self.broker = self._presence.choose(avoid=list(self._left))
+            if not self.broker:
                 return False
             known = [*self._outstanding, *self._kept]  # accepted perhaps, without an answer
         try:
@@ -275,7 +268,7 @@ class Outbox:
             return False
         with self._lock:
             self._life, self._lost_at = life, None
-            self._left.discard(self._broker)
+            self._left.discard(self.broker)
             wanted = {*missing, *awaited}
             for each in set(known).difference(wanted):
                 self._unsent.pop(each, None)
@@ -294,13 +287,13 @@ class Outbox:
             if self._lost_at is None:
                 self._lost_at = now
             elif now - self._lost_at > self._timing.patience_s:
-                self._left.add(self._broker)
-                self._broker, self._lost_at, self._large = "", None, ("", None)
+                self._left.add(self.broker)
+                self.broker, self._lost_at, self._large = "", None, ("", None)
 
     def _beat(self) -> None:
         now = time.monotonic()
         if now >= self._beat_at:
-            answers = self._presence.beat(self._broker)
+            answers = self._presence.beat(self.broker)
             # Asks a lost one rarely: it takes time, and nothing waits for the answer.
             pause_s = self._timing.beat_s * (1 if answers else _PAUSES)
             self._beat_at = time.monotonic() + pause_s
@@ -312,7 +305,7 @@ class Outbox:
         """Collects from brokers that were left and are back, and makes them forget the rest."""
         found: list[TaskOutcome] = []
         known = self._presence.view.brokers
-        for name in [each for each in self._left if each in known and each != self._broker]:
+        for name in [each for each in self._left if each in known and each != self.broker]:
             client = courier.with_timeout(self._presence.client(name), self._timing.beat_s)
             with contextlib.suppress(*LOST):
                 session = uuid.uuid4().hex  # the answer to an earlier call may be lost

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import launchpad_lite as lp
 from launchpad_lite.search._timing import Timing
-from launchpad_lite.search.name_server import NameServer, make_name_server
+from launchpad_lite.search.name_server import NameServer
 
 if TYPE_CHECKING:
     from launchpad_lite.search._broker import Broker
@@ -41,11 +41,7 @@ def make_broker(
 
 
 def work(name_server: Any, brokers: Mapping[str, Any], timing: Timing) -> None:
-    """Works as a node, until the search is over or the program stops.
-
-    Raises:
-        SearchError: No broker answers any more.
-    """
+    """Works as a node, until the search is over or the program stops."""
     from launchpad_lite.search._presence import presence_of_node
     from launchpad_lite.search.worker import Worker
 
@@ -68,11 +64,7 @@ class SearchHandles(NamedTuple):
 def add_parts(
     program: lp.Program, *, workers: int, brokers: int, label: str, options: BrokerOptions
 ) -> SearchHandles:
-    """Adds a name server, brokers and workers to a program.
-
-    Raises:
-        ValueError: A number is too small, or the program has such a group.
-    """
+    """Adds a name server, brokers and workers to a program."""
     least = 0 if options.folder else 1  # others join by a file there
     if workers < least or brokers < 1:
         raise ValueError(
@@ -82,7 +74,7 @@ def add_parts(
     groups = {part: f"{label}_{part}" for part in ("name_server", "broker", "worker")}
     if taken := [group for group in groups.values() if group in program.groups]:
         raise ValueError(f"the program has a group {taken[0]!r}; give another label=")
-    names = lp.CourierNode(make_name_server)
+    names = lp.CourierNode(NameServer)
     names.configure(names.create_handle(), options.timing, options.folder)
     name_server = program.add_node(names, label=groups["name_server"])
     nodes = [lp.CourierNode(make_broker) for _ in range(brokers)]

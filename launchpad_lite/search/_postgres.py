@@ -80,11 +80,7 @@ _TAKE = (
 
 @contextlib.contextmanager
 def held_database(url: str | None, silence_s: float) -> Iterator[None]:
-    """Holds a database for one search in a block, if it can be reached from here.
-
-    Raises:
-        StoreInUseError: Another search uses it.
-    """
+    """Holds a database for one search in a block, if it can be reached from here."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(ImportError):
             import psycopg

@@ -37,11 +37,7 @@ class Presence:
         self.view = MembersView(False, {})
 
     def beat(self, broker: str = "") -> bool:
-        """Sends a heartbeat, and keeps the list of brokers in the answer; returns whether one came.
-
-        Raises:
-            WorkerMismatchError: The name server does not take it.
-        """
+        """Sends a heartbeat, and keeps the brokers in the answer; returns whether one came."""
         role, who = self.member.role, self.member.who
         try:
             view = self._name_server.beat(role, who, Load(), broker)
@@ -54,7 +50,6 @@ class Presence:
         return True
 
     def leave(self) -> None:
-        """Tells the name server that it leaves."""
         try:
             self._name_server.leave(self.member.role, self.member.who)
         except (*LOST, courier.CallCancelledError):

@@ -175,7 +175,6 @@ class Queue:
         self._numbers = itertools.count(number + 1)
 
     def take_changes(self) -> Changes:
-        """Returns what has changed since the last call."""
         new = [self._tasks[each] for each in self._new]
         changed = [self._tasks[each] for each in self._changed if each not in self._new]
         changes = Changes(_copies(new), _copies(changed), list(self._removed))
@@ -333,7 +332,6 @@ class Queue:
         return self.missing(owner, ids)
 
     def missing(self, owner: str, ids: Iterable[str]) -> list[str]:
-        """Returns those of the tasks of a model that are not here."""
         here = self._owner(owner).ids
         return [each for each in ids if each not in here]
 
@@ -375,11 +373,9 @@ class Queue:
         ]
 
     def has_work(self, kinds: Collection[str]) -> bool:
-        """Returns whether a task of these kinds waits."""
         return any(self._peek(lane) is not None for lane in self._lanes(kinds))
 
     def needs_room(self) -> bool:
-        """Returns whether tasks that need resources wait."""
         return bool(self._needing)
 
     def _lanes(self, kinds: Collection[str]) -> list[_Lane]:
@@ -527,7 +523,6 @@ class Queue:
                 self._push(task)
 
     def waiting(self, owner: str) -> list[str]:
-        """Returns those tasks of another broker that wait for a worker here."""
         owned = self._owner(owner).ids
         return [each for each in owned if self._is_waiting(self._tasks[each])]
 
@@ -688,7 +683,6 @@ class Queue:
         self._wait(task)
 
     def _wait(self, task: QueuedTask) -> None:
-        """Adds a waiting task to its lane."""
         key, _, _, priority, *_ = task.submission
         if key not in self._awaited and self._is_waiting(task):
             lane = _lane_of(task.submission)
@@ -801,6 +795,5 @@ def _lane_of(submission: TaskSubmission) -> _Lane:
 
 
 def _text(needs: Limits) -> str:
-    """Returns what a task needs, for people."""
     named = [f"{name}={each:g}" for name, each in needs._asdict().items() if each]
     return f" with {', '.join(named)}" if named else ""

@@ -19,10 +19,6 @@ def begin(folder: Path, model: Model, *, anyway: bool, is_elsewhere: bool) -> li
 
     With `anyway`, it may differ from the search whose state is there. The state of the model may be
     in another folder (`is_elsewhere`).
-
-    Raises:
-        SearchError: The state there is of another search, or of an earlier version.
-        OSError: The folder cannot be used.
     """
     make_folder(folder)
     path = folder / _FILE

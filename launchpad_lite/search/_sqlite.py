@@ -57,12 +57,6 @@ class SqliteStore(Store):
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens a file, or makes it.
-
-        Raises:
-            StoreInUseError: Another broker uses it.
-            StoreError: It is damaged, or cannot be made.
-        """
         self._path = path
         self._staged: dict[tuple[str, str], bytes] = {}
         try:
@@ -188,10 +182,6 @@ def check_files(folder: Path, seconds: float) -> None:
     """Checks the stores of brokers, which would fail again and again with the same error.
 
     It waits some seconds for brokers that use them: they may be about to end.
-
-    Raises:
-        StoreInUseError: A broker uses one of them.
-        StoreError: One of them is damaged, or others could have put it there.
     """
     give_up_at = time.monotonic() + seconds
     try:

@@ -32,17 +32,19 @@ class NameServer:
 
     def __init__(
         self,
+        me: Any,
         timing: Timing,
-        *,
-        announce: Callable[[], object] = lambda: None,
-        version: str = lp.__version__,
+        folder: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        #: A client of it.
+        self._me = me
         self._timing = timing
-        #: Called when its node serves.
-        self._announce = announce
+        #: Where the file for workers from outside is, until the program stops.
+        self._folder = folder
         self._silence_s = timing.silence_s
-        self._version = version
+        #: Which all must have.
+        self._version = lp.__version__
         self._clock = clock
         self._looked_at = clock()
         #: By role and name. Heartbeats of many workers look only at brokers, which are few.
@@ -55,7 +57,11 @@ class NameServer:
     def set_courier_server(self, server: Any) -> None:
         """Begins to serve. For its node."""
         server.start()
-        self._announce()
+        if self._folder is not None:
+            from launchpad_lite.search._joining import JoinInfo
+
+            path = JoinInfo.of(self._me).write(Path(self._folder))
+            lp.register_stop_handler(lambda: path.unlink(missing_ok=True))
 
     @courier.idempotent
     async def register(self, member: SearchMember) -> None:
@@ -168,16 +174,3 @@ class NameServer:
 
     def _all(self) -> Iterator[_MemberRecord]:
         return itertools.chain.from_iterable(each.values() for each in self._entries.values())
-
-
-def make_name_server(me: Any, timing: Timing, folder: str | None) -> NameServer:
-    """Returns a name server for a node; the folder, if any, gets the file for outside workers."""
-
-    def announce() -> None:
-        if folder is not None:
-            from launchpad_lite.search._joining import JoinInfo
-
-            path = JoinInfo.of(me).write(Path(folder))
-            lp.register_stop_handler(lambda: path.unlink(missing_ok=True))
-
-    return NameServer(timing, announce=announce)

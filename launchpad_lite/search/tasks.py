@@ -229,13 +229,7 @@ class Tried(NamedTuple):
 
 
 def submission_of(task: Any, key: str, trial: RunningTrial | None = None) -> TaskSubmission:
-    """Returns a task as a message to brokers.
-
-    Raises:
-        TypeError: It is no task, or its priority, retries or limits are no numbers.
-        ValueError: Its priority, retries or limits make no sense.
-        TaskPickleError: It cannot be pickled.
-    """
+    """Returns a task as a message to brokers, or raises what is wrong with it."""
     options = options_of(task)
     sent = task if trial is None else Tried(task, trial)
     if isinstance(task, Foreign):

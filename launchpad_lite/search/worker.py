@@ -105,12 +105,7 @@ class Worker:
         self._lost_at: float | None = None
 
     def run(self) -> None:
-        """Works until it is to end, or the search is over.
-
-        Raises:
-            WorkerMismatchError: The search has another version, or another Python.
-            SearchError: No broker answers any more.
-        """
+        """Works until it is to end, or the search is over; raises if no broker answers any more."""
         self._thread = threading.get_ident()
         self._has_process = threading.current_thread() is threading.main_thread()
         self._presence.beat()

@@ -414,7 +414,7 @@ def test_a_worker_in_javascript_passes_all_checks(tmp_path: Path) -> None:
 def test_a_worker_in_javascript_joins_a_search_with_certificates(tmp_path: Path) -> None:
     tls = Authority().issue(names=())  # none is that of the host
     secret = courier.Secret.generate()
-    names = NameServer(Timing(beat_s=0.1))
+    names = NameServer(None, Timing(beat_s=0.1))
     with courier.Server(names, secret=secret, tls=tls) as server:
         info = JoinInfo(server.address, secret, tls)
         client = info.connect()

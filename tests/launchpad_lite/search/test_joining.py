@@ -140,7 +140,7 @@ def test_a_worker_from_outside_hears_that_a_search_has_ended(tmp_path: Path) -> 
 def names() -> Iterator[JoinInfo]:
     """A name server; returns what lets workers in."""
     secret = courier.Secret.generate()
-    with courier.Server(NameServer(Timing()), secret=secret) as server:
+    with courier.Server(NameServer(None, Timing()), secret=secret) as server:
         yield JoinInfo(server.address, secret)
 
 
@@ -207,7 +207,7 @@ def test_the_python_of_a_search_is_that_of_its_model(tmp_path: Path) -> None:
 def test_a_worker_joins_a_search_with_certificates_by_the_file_alone(tmp_path: Path) -> None:
     tls = Authority().issue()
     secret = courier.Secret.generate()
-    with courier.Server(NameServer(Timing()), secret=secret, tls=tls) as server:
+    with courier.Server(NameServer(None, Timing()), secret=secret, tls=tls) as server:
         path = JoinInfo(server.address, secret, tls).write(tmp_path)
         info = JoinInfo.read(path)
         assert info == JoinInfo(server.address, secret, tls)

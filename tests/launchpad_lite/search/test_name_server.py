@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import launchpad_lite as lp
 from launchpad_lite.search._messages import Life, Load, SearchMember
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import WorkerMismatchError
@@ -20,7 +21,7 @@ class Registry:
     def __init__(self) -> None:
         self.now = 0.0
         timing = Timing(silence_s=SILENCE_S)
-        self._server = NameServer(timing, version="1", clock=lambda: self.now)
+        self._server = NameServer(None, timing, clock=lambda: self.now)
 
     def call(self, method: str, *args: Any, at: float | None = None) -> Any:
         self.now = self.now if at is None else at
@@ -31,7 +32,7 @@ def add(
     registry: Registry, role: str, name: str, life: str = "a", now: float = 0.0, python: str = ""
 ) -> Life:
     who = Life(name, life)
-    member = SearchMember(role, who, f"{name}:1", version="1", python=python)
+    member = SearchMember(role, who, f"{name}:1", version=lp.__version__, python=python)
     registry.call("register", member, at=now)
     return who
 
@@ -108,9 +109,9 @@ def test_who_moves_is_counted_once_and_models_do_not_count_as_workers() -> None:
 @pytest.mark.parametrize(
     ("version", "python", "message"),
     [
-        ("2", "", r"worker\[1\] has launchpad-lite 2, and this search 1; install the same"),
+        ("2", "", rf"worker\[1\] has launchpad-lite 2, and this search {lp.__version__}; install"),
         ("", "", r"worker\[1\] has launchpad-lite of no version"),
-        ("1", "3.9", r"worker\[1\] runs on Python 3.9, and this search on 3.12"),
+        (lp.__version__, "3.9", r"worker\[1\] runs on Python 3.9, and this search on 3.12"),
     ],
 )
 def test_who_does_not_fit_is_turned_away(version: str, python: str, message: str) -> None:
