@@ -101,12 +101,12 @@ class Broker:
         self._has_no_workers = asyncio.Event()
         #: Set when the program stops.
         self._is_asked = asyncio.Event()
-        self._helping = {
-            peer: Helping(
-                self._me, peer, client, self._queue, self._timing, self._wanted, self._hand_out
+        self._helping: dict[str, Helping] = {}
+        for peer, client in peers.items():
+            timed = courier.with_timeout(client, 2 * self._timing.beat_s)
+            self._helping[peer] = Helping(
+                self._me, peer, timed, self._queue, self._timing, self._wanted, self._hand_out
             )
-            for peer, client in peers.items()
-        }
         self._failure: BaseException | None = None
 
     # Called by models.
@@ -223,20 +223,16 @@ class Broker:
         if count and not found and wait_s > 0 and not self._closed.is_set():
             future = asyncio.get_running_loop().create_future()
             waiter = _Waiter(worker, kinds, count, helps, take, future)
-            found = await self._wait_for_task(waiter, wait_s)
+            self._waiters.append(waiter)
+            self._wake_helping()  # there may be a broker to help
+            try:
+                await asyncio.wait([future], timeout=wait_s)
+                found = future.result() if future.done() and not future.cancelled() else []
+            finally:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
         await self._keep()
         return None if self._is_over and not found else found
-
-    async def _wait_for_task(self, waiter: _Waiter, wait_s: float) -> list[Assignment]:
-        future = waiter.found
-        self._waiters.append(waiter)
-        self._wake_helping()  # there may be a broker to help
-        try:
-            await asyncio.wait([future], timeout=wait_s)
-            return future.result() if future.done() and not future.cancelled() else []
-        finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
 
     @courier.idempotent
     async def beat(

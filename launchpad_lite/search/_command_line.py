@@ -179,17 +179,13 @@ def _info(options: argparse.Namespace) -> JoinInfo:
             f"or name the file {JOIN_FILE} of the search in place of its address"
         )
     try:
-        return JoinInfo(_checked(address), courier.Secret(bytes.fromhex(text.strip())))
-    except ValueError as error:
-        raise SearchError(f"the secret in {source} is none: {error}") from error
-
-
-def _checked(address: str) -> str:
-    try:
         split_address(address)
     except ValueError as error:
         raise SearchError(f"{address!r} is neither host:port nor a file {JOIN_FILE}") from error
-    return address
+    try:
+        return JoinInfo(address, courier.Secret(bytes.fromhex(text.strip())))
+    except ValueError as error:
+        raise SearchError(f"the secret in {source} is none: {error}") from error
 
 
 class _WorkerSignals:

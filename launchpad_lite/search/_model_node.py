@@ -92,7 +92,7 @@ class ModelNode:
         brokers: Mapping[str, Any],
         timing: Timing,
         ahead: int | None,
-        stays: bool,
+        stays: bool = False,
         anyway: bool = False,
         folder: str | None = None,
         callbacks: Sequence[Callback] = (),

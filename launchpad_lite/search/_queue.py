@@ -440,11 +440,14 @@ class Queue:
         """Queues a failed task again, or gives it up."""
         if not task.helps:
             task.errors += (outcome.text,)
-            if len(task.errors) <= task.submission.retries:
+            count, text = len(task.errors), outcome.text
+            if count <= task.submission.retries:
                 self._return(task)
                 return
+            if count > 1:
+                text = f"it was run {count} times, and failed each time; the last one:\n{text}"
             attempts = outcome.attempts - 1  # the last one is among the errors
-            outcome = outcome._replace(text=_gathered(task.errors), attempts=attempts)
+            outcome = outcome._replace(text=text, attempts=attempts)
         self._settle(task, outcome)
 
     def give_back(self, worker: Life, held: Mapping[str, str]) -> None:
@@ -557,16 +560,17 @@ class Queue:
 
     def unknown_kinds(self) -> list[str]:
         """Returns the kinds of waiting tasks that none of its workers takes, with what they need."""
-        return sorted(
-            kind + _text(needs)
-            for lane in self._waiting
-            for kind, needs in [(lane, Limits()) if isinstance(lane, str) else lane]
-            if self._peek(lane)
-            and not any(
+        found = []
+        for lane in self._waiting:
+            kind, needs = (lane, Limits()) if isinstance(lane, str) else lane
+            fit = (
                 kind in each.kinds and could_run(each.machine, needs)
                 for each in self._workers.values()
             )
-        )
+            if self._peek(lane) and not any(fit):
+                named = [f"{name}={each:g}" for name, each in needs._asdict().items() if each]
+                found.append(f"{kind} with {', '.join(named)}" if named else kind)
+        return sorted(found)
 
     # Workers that come and go.
 
@@ -683,10 +687,11 @@ class Queue:
         self._wait(task)
 
     def _wait(self, task: QueuedTask) -> None:
-        key, _, _, priority, *_ = task.submission
+        key, _, kind, priority, _, limits = task.submission
         if key not in self._awaited and self._is_waiting(task):
-            lane = _lane_of(task.submission)
-            if not isinstance(lane, str):
+            lane: _Lane = kind
+            if any(limits.needs):
+                lane = kind, Limits(None, None, *limits.needs)
                 self._needing.add(lane)
             heapq.heappush(self._waiting.setdefault(lane, []), (-priority, task.number, key))
 
@@ -781,19 +786,3 @@ def _copies(tasks: Iterable[QueuedTask]) -> list[QueuedTask]:
         )
         for task in tasks
     ]
-
-
-def _gathered(errors: Sequence[str]) -> str:
-    if len(errors) == 1:
-        return errors[0]
-    return f"it was run {len(errors)} times, and failed each time; the last one:\n{errors[-1]}"
-
-
-def _lane_of(submission: TaskSubmission) -> _Lane:
-    needs = submission.limits.needs
-    return (submission.kind, Limits(None, None, *needs)) if any(needs) else submission.kind
-
-
-def _text(needs: Limits) -> str:
-    named = [f"{name}={each:g}" for name, each in needs._asdict().items() if each]
-    return f" with {', '.join(named)}" if named else ""

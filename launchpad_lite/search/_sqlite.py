@@ -45,10 +45,6 @@ _QUICK_TASKS = 16
 _QUICK_BYTES = 1 << 16
 
 
-def _size(task: QueuedTask) -> int:
-    return len(task.submission.payload) + len(task.outcome.payload if task.outcome else b"")
-
-
 class SqliteStore(Store):
     """A file, written by SQLite with a write-ahead log.
 
@@ -151,7 +147,9 @@ class SqliteStore(Store):
         tasks = (*changes.new, *changes.changed)
         if len(tasks) + len(changes.removed) > _QUICK_TASKS:
             return False
-        return sum(map(_size, tasks)) <= _QUICK_BYTES
+        size = sum(len(task.submission.payload) for task in tasks)
+        size += sum(len(task.outcome.payload) for task in tasks if task.outcome)
+        return size <= _QUICK_BYTES
 
     def close(self) -> None:
         self._database.close()

@@ -35,8 +35,6 @@ from launchpad_lite.search.tasks import Call, failure_of, options_of, pickled
 if TYPE_CHECKING:
     from launchpad_lite.launching import Launcher
 
-__all__ = ["Executor", "ExecutorFuture", "ExecutorHandle"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")

@@ -16,8 +16,6 @@ from launchpad_lite.search.models import Model
 from launchpad_lite.search.results import Result
 from launchpad_lite.search.tasks import Running, RunningTrial, running
 
-__all__ = ["load", "rerun"]
-
 
 def load(folder: str | os.PathLike[str]) -> Result:
     """Returns the results of the search with this folder; starts, locks and changes nothing.

@@ -8,8 +8,6 @@ from typing import Any
 
 from launchpad_lite.search.errors import FailedTaskError
 
-__all__ = ["Callback", "Model", "Trial", "TrialState"]
-
 
 class TrialState(enum.Enum):
     """The state of a trial."""

@@ -15,8 +15,6 @@ from launchpad_lite.errors import MissingExtraError
 from launchpad_lite.search.models import Model, Trial, TrialState, best_of
 from launchpad_lite.search.tasks import RunningTrial
 
-__all__ = ["Result"]
-
 _COLUMNS = (
     *("number", "state", "score", "seconds", "attempts", "lost_workers"),
     *("asked_at", "told_at", "seed", "worker", "task", "error"),

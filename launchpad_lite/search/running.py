@@ -24,8 +24,6 @@ from launchpad_lite.search.results import Result
 if TYPE_CHECKING:
     from launchpad_lite.launching import Launcher
 
-__all__ = ["add_to", "run"]
-
 #: Seconds between two rows of the table.
 _SHOW_S = 0.5
 
@@ -83,7 +81,6 @@ def add_to(
         brokers=brokers,
         label=label,
         ahead=ahead,
-        stays=False,
         callbacks=callbacks,
     )
 
@@ -97,9 +94,7 @@ def _add(
     brokers: int,
     label: str,
     ahead: int | None,
-    stays: bool,
-    callbacks: Sequence[Callback],
-    anyway: bool = False,
+    **of_model: Any,
 ) -> lp.Handle[ModelNode]:
     if not isinstance(model, Model):
         raise TypeError(f"a search takes a search.Model, not {model!r}")
@@ -110,16 +105,7 @@ def _add(
         raise ValueError(f"at least 1 task is outstanding at a time (ahead), not {ahead}")
     parts = add_parts(program, workers=workers, brokers=brokers, label=label, options=options)
     node = lp.CourierNode(
-        ModelNode,
-        model,
-        parts.name_server,
-        parts.brokers,
-        options.timing,
-        ahead,
-        stays,
-        anyway,
-        options.folder,
-        callbacks,
+        ModelNode, model, *parts, options.timing, ahead, folder=options.folder, **of_model
     )
     return program.add_node(node, label=f"{label}_model")
 

@@ -15,18 +15,6 @@ from launchpad_lite.search.errors import FailedTaskError, SearchError
 from launchpad_lite.search.models import Model, name_of, number_of
 from launchpad_lite.search.tasks import LIMITS, Task, options_of
 
-__all__ = [
-    "Candidate",
-    "Genome",
-    "GridSearch",
-    "OptunaSearch",
-    "PopulationBasedTraining",
-    "RandomSearch",
-    "RegularizedEvolution",
-    "SuccessiveHalving",
-    "VariableLengthEvolution",
-]
-
 C = TypeVar("C")
 
 #: Attributes that another call of a search may change, besides functions.

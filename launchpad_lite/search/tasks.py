@@ -28,8 +28,6 @@ from launchpad_lite.search.errors import (
     TaskPickleError,
 )
 
-__all__ = ["Call", "Foreign", "RunningTrial", "Task", "current_trial", "needs", "report"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
