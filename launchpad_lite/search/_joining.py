@@ -18,6 +18,8 @@ from launchpad_lite.search.worker import Worker
 
 #: The file in the folder of a search with all that a worker needs to join.
 JOIN_FILE = "join.json"
+#: What certificates consist of, as texts.
+_PEMS = ("certificate", "key", "authority")
 #: Seconds that the name server has to answer the first call.
 _ANSWER_S = 20.0
 
@@ -40,13 +42,10 @@ class JoinInfo:
         try:
             fields = json.loads(read_private(path))  # the server at this address sends pickles
             secret, tls = fields["secret"], fields["tls"]
-            return cls(
-                fields["address"],
-                courier.Secret(bytes.fromhex(secret)) if secret else None,
-                courier.TlsCredentials(**{name: text.encode() for name, text in tls.items()})
-                if tls
-                else None,
-            )
+            if tls:
+                tls = courier.TlsCredentials(**{name: tls[name].encode() for name in _PEMS})
+            secret = courier.Secret(bytes.fromhex(secret)) if secret else None
+            return cls(fields["address"], secret, tls or None)
         except OSError as error:
             raise SearchError(
                 f"cannot read {path}: {error.strerror or error}; a search writes {JOIN_FILE} into its folder "
@@ -57,11 +56,7 @@ class JoinInfo:
 
     def write(self, folder: Path) -> Path:
         """Writes it to a file that no other user can read, at once; returns its path."""
-        tls = self.tls and {
-            "certificate": self.tls.certificate.decode(),
-            "key": self.tls.key.decode(),
-            "authority": self.tls.authority.decode(),
-        }
+        tls = self.tls and {name: getattr(self.tls, name).decode() for name in _PEMS}
         secret = self.secret and self.secret.reveal().hex()
         text = json.dumps({"address": self.address, "secret": secret, "tls": tls}, indent=1)
         make_folder(folder)

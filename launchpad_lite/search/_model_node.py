@@ -1,5 +1,6 @@
 """A model as a node: asks it for tasks, has them run, and tells it the results."""
 
+import collections
 import hashlib
 import logging
 import pickle
@@ -118,7 +119,7 @@ class ModelNode:
         self._is_over = False
         #: How many trials it had when it was over before.
         self._ended_with: int | None = None
-        self._broker = ""
+        self._outbox = Outbox(self._presence, timing)
 
         self._began_at = time.monotonic()
         self._over = threading.Event()
@@ -127,7 +128,6 @@ class ModelNode:
         #: Whether there are checkpoints, if that is known yet.
         self._is_kept = False
         self._mean_s: float | None = None
-        self._outbox: Outbox | None = None
         #: Exceptions of the model's `report`, by the ids of tasks.
         self._wrong: dict[str, Exception] = {}
         #: How many trials have failed in this life, and whether any one has not, in all lives.
@@ -149,7 +149,7 @@ class ModelNode:
                 "seconds": self._seconds(),
                 "is_over": self._is_over,
                 "has_failed": bool(self._failure),
-                "broker": self._outbox.broker if self._outbox else self._broker,
+                "broker": self._outbox.broker,
             }
             data = courier.dumps(state, newest=True)
             # Apart, so that trials can be read without the code of the user.
@@ -167,7 +167,6 @@ class ModelNode:
         )
         self._earlier_s = state["seconds"]
         self._ended_with = len(self._trials) if state["is_over"] else None
-        self._broker = state["broker"]
         now, before = name_of(type(self._model)), name_of(type(model))
         if now == before:
             model.resumed(self._model, list(tasks.values()))
@@ -177,6 +176,8 @@ class ModelNode:
             self._give_up()
         else:
             raise SearchError(f"it is of a search by {before}, and this one is by {now}")
+        sent = {key: submission for key, (_, submission) in self._tasks.items()}
+        self._outbox = Outbox(self._presence, self._timing, sent, state["broker"])
 
     def _seconds(self) -> float:
         return self._earlier_s + time.monotonic() - self._began_at
@@ -185,15 +186,12 @@ class ModelNode:
 
     def status(self) -> Status:
         with self._lock:
-            counts = dict.fromkeys(TrialState, 0)
-            for trial in self._trials:
-                counts[trial.state] += 1
+            counts = collections.Counter(trial.state for trial in self._trials)
             again = sum(max(0, trial.attempts - 1) for trial in self._trials)
             lost = sum(trial.lost_workers for trial in self._trials)
-            outbox = self._outbox
             best = best_of(self._trials, maximize=self._model.maximize)
         outstanding = counts[TrialState.OUTSTANDING]
-        running = 0 if outbox is None else min(outstanding, outbox.running)
+        running = min(outstanding, self._outbox.running)
         return Status(
             outstanding - running,
             running,
@@ -202,12 +200,12 @@ class ModelNode:
             counts[TrialState.STOPPED],
             again,
             lost,
-            0 if outbox is None else outbox.workers,
+            self._outbox.workers,
             best,
             self._seconds(),
             self._is_over or bool(self._failure),
             self._is_over and self._ended_with == len(self._trials),
-            () if outbox is None else tuple(outbox.unknown_kinds),
+            tuple(self._outbox.unknown_kinds),
             self._failure,
         )
 
@@ -232,34 +230,32 @@ class ModelNode:
             for each in Path(self._folder, "trials").glob("*"):
                 if each.name.isdigit() and int(each.name) >= len(self._trials):
                     shutil.rmtree(each, ignore_errors=True)  # of a killed life: its number is free
-        sent = {key: submission for key, (_, submission) in self._tasks.items()}
-        self._outbox = outbox = Outbox(self._presence, self._timing, sent, self._broker)
         stop = lp.stop_event()
         while not stop.is_set() and not self._is_over and not self._failure:
             lp.heartbeat()
             with self._lock:
-                self._fill(outbox)
-            outbox.send()
-            outcomes, progress = outbox.collect(COLLECT_S)
+                self._fill()
+            self._outbox.send()
+            outcomes, progress = self._outbox.collect(COLLECT_S)
             with self._lock:
-                self._begin(outbox.begun)
+                self._begin(self._outbox.begun)
                 for point in progress:
-                    self._follow(outbox, point)
+                    self._follow(point)
                 for outcome in outcomes:
                     self._settle(outcome)
-                self._is_over = self._has_ended(outbox)
+                self._is_over = self._has_ended()
                 self._failure = self._why_it_fails()
-            self._keep(outbox)
+            self._keep()
         if self._is_over or self._failure:
-            self._end(outbox)
+            self._end()
         if self._stays:
             lp.wait_for_stop()
         self._presence.leave()
         if self._failure and not self._stays:
             raise SearchError(self._failure)
 
-    def _fill(self, outbox: Outbox) -> None:
-        while len(outbox) < self._limit(outbox) and not self._model.done():
+    def _fill(self) -> None:
+        while len(self._outbox) < self._limit() and not self._model.done():
             task = self._model.ask()
             if task is None:
                 break
@@ -272,7 +268,7 @@ class ModelNode:
             self._trials.append(trial)
             submission = self._submission(task, key)
             self._tasks[key] = task, submission
-            outbox.add([submission])
+            self._outbox.add([submission])
 
     def _submission(self, task: Any, key: str) -> TaskSubmission:
         number = self._numbers[key]
@@ -283,11 +279,11 @@ class ModelNode:
         running = RunningTrial(number, trial.seed, self._folder, *goes_on)
         return submission_of(task, key, running)
 
-    def _limit(self, outbox: Outbox) -> int:
+    def _limit(self) -> int:
         if self._ahead is not None:
             return self._ahead
         each = 0.0 if self._mean_s is None else _AHEAD_S / max(self._mean_s, 1e-6)
-        workers = max(1, outbox.workers)
+        workers = max(1, self._outbox.workers)
         return workers + max(1, int(workers * min(each, _MOST_AHEAD)))
 
     def _begin(self, ids: Iterable[str]) -> None:
@@ -308,7 +304,7 @@ class ModelNode:
                         "callback %s has raised; the search goes on", who, exc_info=True
                     )
 
-    def _follow(self, outbox: Outbox, point: TaskProgress) -> None:
+    def _follow(self, point: TaskProgress) -> None:
         task, _ = self._tasks[point.id]
         trial = self._trials[self._numbers[point.id]]
         trial.curve.append((point.step, point.value))
@@ -320,7 +316,7 @@ class ModelNode:
             self._wrong.setdefault(point.id, error)
             is_stopped = True
         if is_stopped:
-            outbox.stop([point.id])
+            self._outbox.stop([point.id])
 
     def _settle(self, outcome: TaskOutcome) -> None:
         self._begin([outcome.id])
@@ -389,27 +385,27 @@ class ModelNode:
         which = "all" if self._is_over else f"the first {len(errors)}"
         return f"{which} trials have failed; the last one: {errors[-1]}" if errors else ""
 
-    def _has_ended(self, outbox: Outbox) -> bool:
+    def _has_ended(self) -> bool:
         if self._model.done():
             return True
-        if len(outbox):
+        if len(self._outbox):
             return False
-        self._fill(outbox)
-        return not len(outbox)
+        self._fill()
+        return not len(self._outbox)
 
-    def _keep(self, outbox: Outbox) -> None:
+    def _keep(self) -> None:
         """Acknowledges outcomes that cannot be lost any more: brokers forget them."""
         if not self._told or (self._is_kept and time.monotonic() < self._saved_at + _SAVE_S):
             return
         told, self._told = self._told, []
         self._is_kept = lp.save_checkpoint() is not None
         self._saved_at = time.monotonic()
-        outbox.acknowledge(told)
+        self._outbox.acknowledge(told)
 
-    def _end(self, outbox: Outbox) -> None:
+    def _end(self) -> None:
         """Ends the parts of the search."""
         if self._is_over:
-            outbox.cancel(list(outbox.outstanding))
+            self._outbox.cancel(list(self._outbox.outstanding))
             self._give_up()
         lp.save_checkpoint()
         self._presence.end_search(self._wait_for_stop)
