@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.search._helping import Helping, is_set_within
 from launchpad_lite.search._messages import (
     Assignment,
     Collected,
@@ -27,6 +26,7 @@ from launchpad_lite.search._messages import (
     TaskProgress,
     TaskSubmission,
     WorkerMachine,
+    first_of,
 )
 from launchpad_lite.search._parts import BrokerOptions
 from launchpad_lite.search._queue import Changes, Queue
@@ -101,12 +101,7 @@ class Broker:
         self._has_no_workers = asyncio.Event()
         #: Set when the program stops.
         self._is_asked = asyncio.Event()
-        self._helping: dict[str, Helping] = {}
-        for peer, client in peers.items():
-            timed = courier.with_timeout(client, 2 * self._timing.beat_s)
-            self._helping[peer] = Helping(
-                self._me, peer, timed, self._queue, self._timing, self._wanted, self._hand_out
-            )
+        self._helping = {name: _Helping(self, name, peer) for name, peer in peers.items()}
         self._failure: BaseException | None = None
 
     # Called by models.
@@ -163,7 +158,7 @@ class Broker:
         news = self._news[model] = asyncio.Event()
         until = time.monotonic() + wait_s
         while (left := until - time.monotonic()) > 0:
-            is_set = await is_set_within(news, min(left, _LASTING_S))
+            is_set = await _is_set_within(news, min(left, _LASTING_S))
             if is_set or self._queue.has_news(model, begun=True):
                 break
         if self._news.get(model) is news:
@@ -303,7 +298,7 @@ class Broker:
         """Waits until the workers have left; does not wait for lost ones."""
         if self._queue.load(time.monotonic()).workers:
             self._has_no_workers.clear()  # set by workers that had left before
-            await is_set_within(self._has_no_workers, self._timing.silence_s)
+            await _is_set_within(self._has_no_workers, self._timing.silence_s)
         with contextlib.suppress(*LOST):
             server = courier.with_timeout(self._name_server, self._timing.beat_s)
             await server.aio.leave("broker", self._me)
@@ -470,3 +465,89 @@ class Broker:
     def _wake_helping(self) -> None:
         for helping in self._helping.values():
             helping.woken.set()
+
+
+class _Helping:
+    """Has workers of a broker run tasks of another one: to that, it is a worker with many tasks."""
+
+    def __init__(self, broker: Broker, name: str, peer: Any) -> None:
+        self._broker = broker
+        self._queue = broker._queue
+        #: The broker that is helped.
+        self._name = name
+        self._peer = courier.with_timeout(peer, 2 * broker._timing.beat_s)
+        #: The tokens of its tasks, by id.
+        self._tokens: dict[str, str] = {}
+        #: Those of these tasks that had no worker at the last heartbeat.
+        self._waited: set[str] = set()
+        self._unsent: list[TaskOutcome] = []
+        self._progress: list[TaskProgress] = []
+        #: Set when there may be something to do.
+        self.woken = asyncio.Event()
+
+    async def run(self) -> None:
+        beat_at = 0.0
+        while True:
+            if self._tokens:
+                await _is_set_within(self.woken, max(0.0, beat_at - time.monotonic()))
+            else:
+                await self.woken.wait()
+            self.woken.clear()
+            outcomes, progress = self._queue.collect(self._name, "")
+            self._unsent += outcomes
+            self._progress += progress
+            kinds, count = self._broker._wanted(self._name)
+            try:
+                if self._unsent or count:
+                    await self._exchange(kinds, count)
+                if self._tokens and time.monotonic() >= beat_at:
+                    beat_at = time.monotonic() + self._broker._timing.beat_s
+                    await self._beat()
+            except LOST:
+                await asyncio.sleep(RETRY_S)
+                if self._unsent:
+                    self.woken.set()
+
+    async def _exchange(self, kinds: Collection[str], count: int) -> None:
+        sent = [
+            each._replace(token=self._tokens.get(each.id, "")) for each in first_of(self._unsent)
+        ]
+        held = [each for each in self._tokens if each not in {outcome.id for outcome in sent}]
+        found = await self._peer.aio.work(
+            self._broker._me, held, sent, kinds, count, 0.0, helps=True
+        )
+        del self._unsent[: len(sent)]
+        if self._unsent or self._queue.has_news(self._name):
+            self.woken.set()  # not all went into one call
+        self._queue.acknowledge(self._name, [outcome.id for outcome in sent])
+        for outcome in sent:
+            self._tokens.pop(outcome.id, None)
+        if found is None:
+            return  # the search is over
+        self._tokens.update({each.id: each.token for each in found})
+        self._queue.adopt(self._name, found)
+        self._broker._hand_out()
+
+    async def _beat(self) -> None:
+        await self._give_back()
+        progress, self._progress = self._progress, []
+        stops = await self._peer.aio.beat(self._broker._me, self._tokens, progress)
+        self._queue.stop(self._name, stops)
+        for each in self._queue.missing(self._name, stops):
+            self._tokens.pop(each, None)  # a model has sent it here, and gets the outcome
+
+    async def _give_back(self) -> None:
+        """Gives back tasks that wait since the last heartbeat: their broker may have a worker."""
+        waiting = self._queue.waiting(self._name)
+        stuck = {each: self._tokens.pop(each) for each in waiting if each in self._waited}
+        self._waited = set(waiting).difference(stuck)
+        if stuck:
+            self._queue.cancel(self._name, stuck)
+            await self._peer.aio.give_back(self._broker._me, stuck)
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Waits for an event; returns whether it was set in time."""
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()
