@@ -99,7 +99,6 @@ class Broker:
         self._is_over = False
         #: Set when the last worker leaves.
         self._has_no_workers = asyncio.Event()
-        #: Set when the program stops.
         self._is_asked = asyncio.Event()
         self._helping = {name: _Helping(self, name, peer) for name, peer in peers.items()}
         self._failure: BaseException | None = None

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 _STATES = {pb.Outcome.State.Value(each.name): each for each in TaskState}
 
 
-# Of brokers.
-
-
 async def _work(broker: "Broker", request: bytes) -> bytes:
     asked = pb.WorkRequest.FromString(request)
     found = await broker.work(
@@ -62,9 +59,6 @@ def _outcomes(outcomes: Iterable[pb.Outcome], worker: pb.Worker) -> list[TaskOut
             TaskOutcome(each.id, each.token, state, payload, each.text, each.seconds, worker.name)
         )
     return found
-
-
-# Of the name server.
 
 
 async def _register(names: "NameServer", request: bytes) -> bytes:

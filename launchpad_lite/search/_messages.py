@@ -104,7 +104,6 @@ class TaskOutcome(NamedTuple):
     state: TaskState
     #: The result; of a failure the pickled report, or nothing.
     payload: bytes = b""
-    #: The failure.
     text: str = ""
     seconds: float = 0.0
     worker: str = ""
@@ -185,7 +184,6 @@ class SearchMember(NamedTuple):
     who: Life
     #: `host:port` where it can be called; empty if it cannot.
     address: str = ""
-    #: Of launchpad-lite.
     version: str = ""
     #: As `3.11`; empty in other languages.
     python: str = ""
@@ -205,5 +203,4 @@ class MembersView(NamedTuple):
     #: Address and load of each live broker, by name.
     brokers: Mapping[str, tuple[str, Load]]
     workers: int = 0
-    #: Whether the search is over.
     is_closed: bool = False

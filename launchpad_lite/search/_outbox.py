@@ -313,9 +313,7 @@ class Outbox:
                 found += [each for each in kept.outcomes if self._take(each)]
                 client.resume(self._model, ())
                 self._left.discard(name)
-        if found:
-            with contextlib.suppress(*LOST, KeyError):
-                self._client().cancel(self._model, [each.id for each in found])
+        self._have_forgotten([each.id for each in found])
         return found
 
 

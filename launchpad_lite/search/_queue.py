@@ -57,7 +57,6 @@ class QueuedTask:
     lease: tuple[Life, str] | None = None
     #: One for each time that it has raised.
     errors: tuple[str, ...] = ()
-    #: How often its worker was lost.
     losses: int = 0
     outcome: TaskOutcome | None = None
     #: The machine and devices that it uses during its lease.
@@ -138,7 +137,8 @@ class Queue:
         self._awaited: set[str] = set()
         #: Tasks that workers report, and that no model has sent (again) yet.
         self._claims: dict[str, tuple[Life, str]] = {}
-        self._began_at: float | None = None
+        #: When it was restored, perhaps from nothing.
+        self._began_at = -math.inf
         self._ticked_at = math.inf
         self._new: dict[str, None] = {}
         self._changed: dict[str, None] = {}
@@ -150,7 +150,7 @@ class Queue:
 
     def restore(self, tasks: Iterable[QueuedTask], now: float) -> None:
         """Takes over the tasks of a store. Leases begin now: workers have time to report."""
-        self._ticked_at = now
+        self._began_at = self._ticked_at = now
         number = -1
         for task in sorted(tasks, key=lambda task: task.number):
             number = task.number
@@ -194,7 +194,6 @@ class Queue:
 
         A known task without an outcome is replaced by the new one.
         """
-        self._begin(now)
         for count, submission in enumerate(submissions):
             self._awaited.discard(submission.id)
             if (known := self._tasks.get(submission.id)) is not None:
@@ -389,7 +388,6 @@ class Queue:
         now: float,
     ) -> dict[str, bool]:
         """Renews the leases of `held`, tokens of tasks by id; returns tasks to stop, and whether by force."""
-        self._begin(now)
         known = self._workers.get(worker.name)
         if known is not None and known.life == worker.life:
             known.seen_at, known.is_restored = now, False
@@ -411,7 +409,7 @@ class Queue:
         if task is not None and task.lease == (worker, token) and task.outcome is None:
             task.expires_at = now + self._lease_s
             return task.is_stopped
-        if task is None and self._began_at is not None and now - self._began_at < self._lease_s:
+        if task is None and now - self._began_at < self._lease_s:
             # A broker without a store was started again, and its models will send their tasks again.
             self._claims[key] = worker, token
             return False
@@ -469,7 +467,6 @@ class Queue:
 
     def tick(self, now: float) -> None:
         """Ends leases and runs that are too long. Call it several times per `lease_s`."""
-        self._begin(now)
         gap_s, self._ticked_at = now - self._ticked_at, now
         if gap_s > self._lease_s / 2:  # this process stood still, and could hear of no worker
             for each in self._leased:
@@ -496,7 +493,7 @@ class Queue:
             if worker.seen_at + 2 * self._lease_s <= now and not worker.held
         ]:
             del self._workers[name]
-        if self._began_at is not None and now - self._began_at > 2 * self._lease_s:
+        if now - self._began_at > 2 * self._lease_s:
             self._claims.clear()
         self._tidy()
 
@@ -764,11 +761,6 @@ class Queue:
 
     def _owner(self, name: str) -> _Owner:
         return self._owners.setdefault(name, _Owner())
-
-    def _begin(self, now: float) -> None:
-        if self._began_at is None:
-            self._began_at = now
-            self._ticked_at = min(self._ticked_at, now)
 
 
 def _copies(tasks: Iterable[QueuedTask]) -> list[QueuedTask]:

@@ -24,7 +24,6 @@ from launchpad_lite.search._store import (
 )
 from launchpad_lite.search.errors import StoreError, StoreInUseError
 
-#: Of the tables.
 _VERSION = 3
 _TABLES = """
 create table if not exists tasks (

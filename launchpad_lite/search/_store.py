@@ -57,7 +57,6 @@ Bodies = Mapping[tuple[str, str], bytes]
 _NOTHING: Bodies = MappingProxyType({})
 #: A task as a row, in this order. `options` and `status` are JSON: no database looks into them.
 COLUMNS = ("id", "number", "owner", "options", "payload", "status", "result")
-#: The columns that change.
 CHANGING = COLUMNS[5:]
 
 

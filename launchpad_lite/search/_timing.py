@@ -44,7 +44,6 @@ class Timing:
         return max(2 * self.beat_s, min(self.silence_s, self.patience_s))
 
 
-#: The default.
 DEFAULT = Timing()
 #: Seconds until a part that did not answer is called again.
 RETRY_S = 0.1

@@ -225,7 +225,6 @@ class Executor(concurrent.futures.Executor):
         self._submitted: queue.SimpleQueue[TaskSubmission | str | None] = queue.SimpleQueue()
         self._is_shut = False
         self._has_finished = False
-        #: Why it cannot go on.
         self._failure: BaseException | None = None
         #: Set when no caller waits for anything any more.
         self._is_over = threading.Event()

@@ -1,9 +1,10 @@
 """The name server as a node: knows the participants of a search."""
 
+import collections
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,6 @@ class NameServer:
         folder: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        #: A client of it.
         self._me = me
         self._timing = timing
         #: Where the file for workers from outside is, until the program stops.
@@ -48,7 +48,7 @@ class NameServer:
         self._clock = clock
         self._looked_at = clock()
         #: By role and name. Heartbeats of many workers look only at brokers, which are few.
-        self._entries: dict[str, dict[str, _MemberRecord]] = {}
+        self._entries: dict[str, dict[str, _MemberRecord]] = collections.defaultdict(dict)
         #: The earliest time at which it drops a participant.
         self._drops_at = math.inf
         self._python = ""
@@ -84,7 +84,7 @@ class NameServer:
                 )
             self._python = member.python
         now = self._clock()
-        self._entries.setdefault(member.role, {})[name] = _MemberRecord(member, now)
+        self._entries[member.role][name] = _MemberRecord(member, now)
         self._drops_at = min(self._drops_at, now + self._silence_s)
 
     @courier.idempotent
@@ -92,7 +92,7 @@ class NameServer:
         self, role: str, who: Life, load: Load = _NO_LOAD, broker: str = ""
     ) -> MembersView:
         """Notes that a participant is there, with the load of a broker, or the broker in use."""
-        entry = self._of(role).get(who.name)
+        entry = self._entries[role].get(who.name)
         is_known = entry is not None and entry.member.who == who
         if entry is not None and is_known:
             entry.seen_at, entry.load = self._clock(), load
@@ -106,18 +106,17 @@ class NameServer:
 
     def _view(self, *, is_known: bool) -> MembersView:
         self._expire()
-        brokers = {
-            name: (entry.member.address, entry.load) for name, entry in self._of("broker").items()
-        }
-        return MembersView(is_known, brokers, len(self._of("worker")), self._is_closed)
+        members, workers = self._entries["broker"].items(), len(self._entries["worker"])
+        brokers = {name: (entry.member.address, entry.load) for name, entry in members}
+        return MembersView(is_known, brokers, workers, self._is_closed)
 
     @courier.idempotent
     async def place(self, role: str, who: Life, avoid: Collection[str] = ()) -> str:
         """Returns the broker that a worker or model is to use from now on; empty: there is none."""
         self._expire()
-        placed = self._of(role).get(who.name)
-        users = dict.fromkeys(self._of("broker"), 0)
-        for entry in self._of(role).values():
+        placed = self._entries[role].get(who.name)
+        users = dict.fromkeys(self._entries["broker"], 0)
+        for entry in self._entries[role].values():
             if entry is not placed and entry.broker in users:
                 users[entry.broker] += 1
         here = "" if placed is None else placed.broker  # it stays there, unless another is better
@@ -130,7 +129,7 @@ class NameServer:
     @courier.idempotent
     async def leave(self, role: str, who: Life) -> None:
         """Forgets a participant."""
-        entry = self._of(role).get(who.name)
+        entry = self._entries[role].get(who.name)
         if entry is not None and entry.member.who == who:
             del self._entries[role][who.name]
 
@@ -150,9 +149,6 @@ class NameServer:
     async def close(self) -> None:
         """Closes the search: all parts hear that it is over, and end."""
         self._is_closed = True
-
-    def _of(self, role: str) -> Mapping[str, _MemberRecord]:
-        return self._entries.get(role, {})
 
     def _expire(self) -> None:
         """Drops silent participants."""

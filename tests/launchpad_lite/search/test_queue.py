@@ -577,7 +577,7 @@ ANY = ("python",)
 
 def make_queue(**options: Any) -> Queue:
     queue = Queue(lease_s=LEASE_S, **options)
-    queue.tick(0.0)
+    queue.restore((), 0.0)
     return queue
 
 
