@@ -18,7 +18,7 @@ import launchpad_lite as lp
 from launchpad_lite.search._messages import TaskOutcome, TaskProgress, TaskState, TaskSubmission
 from launchpad_lite.search._outbox import COLLECT_S, Outbox
 from launchpad_lite.search._output import last_lines
-from launchpad_lite.search._presence import presence_of_node
+from launchpad_lite.search._presence import presence_in_program
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import FailedTaskError, SearchError
 from launchpad_lite.search.models import Callback, Model, Trial, TrialState, best_of, name_of
@@ -108,7 +108,8 @@ class ModelNode:
         self._anyway = anyway
         self._folder = folder
         self._callbacks = callbacks
-        self._presence = presence_of_node("model", name_server, brokers, timing)
+        me = lp.current_node().name
+        self._presence = presence_in_program("model", me, name_server, brokers, timing)
         # Saved in checkpoints.
         self._lock = threading.RLock()
         self._tasks: dict[str, tuple[Any, TaskSubmission]] = {}

@@ -8,12 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from launchpad_lite.parts.private_files import (
-    make_folder,
-    make_own_folder,
-    open_private,
-    open_to_read,
-)
+from launchpad_lite.parts.private_files import make_own_folder, open_private, open_to_read
 from launchpad_lite.search._messages import Life
 from launchpad_lite.search.tasks import RunningTrial
 
@@ -82,7 +77,7 @@ class TrialOutput:
                 os.close(self._out)
                 aside, log = Path(self._aside), Path(self._log)
                 self._out, self._aside = -1, ""
-                make_folder(log.parent)
+                make_own_folder(log.parent)
                 aside.rename(log)
 
     def close(self) -> None:
@@ -111,7 +106,7 @@ def last_lines(folder: str, number: int, *, was_lost: bool) -> str:
     with contextlib.suppress(OSError):
         if was_lost and not log.exists():
             for aside in log.parents[1].glob(f".{number}-*"):
-                make_folder(log.parent)
+                make_own_folder(log.parent)
                 aside.rename(log)
         with os.fdopen(open_to_read(log), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))

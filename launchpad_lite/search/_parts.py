@@ -42,10 +42,11 @@ def make_broker(
 
 def work(name_server: Any, brokers: Mapping[str, Any], timing: Timing) -> None:
     """Works as a node, until the search is over or the program stops."""
-    from launchpad_lite.search._presence import presence_of_node
+    from launchpad_lite.search._presence import presence_in_program
     from launchpad_lite.search.worker import Worker
 
-    presence = presence_of_node("worker", name_server, brokers, timing)
+    me = lp.current_node().name
+    presence = presence_in_program("worker", me, name_server, brokers, timing)
     worker = Worker(presence, timing, lp.stop_event(), lp.heartbeat)
     lp.register_stop_handler(worker.wake)
     try:

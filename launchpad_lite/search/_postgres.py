@@ -13,15 +13,8 @@ from typing import Any
 from courier.lowlevel import join_address
 from launchpad_lite.search._queue import Changes, QueuedTask
 from launchpad_lite.search._resuming import process_here
-from launchpad_lite.search._store import (
-    CHANGING,
-    COLUMNS,
-    IN_USE_S,
-    Store,
-    changing_of,
-    row_of,
-    task_of,
-)
+from launchpad_lite.search._store import CHANGING, COLUMNS, Store, changing_of, row_of, task_of
+from launchpad_lite.search._timing import RETRY_S
 from launchpad_lite.search.errors import StoreError, StoreInUseError
 
 _TABLES = """
@@ -109,7 +102,7 @@ def _take_hold(connection: Any, silence_s: float) -> None:
                 f"database {connection.info.dbname}: another search uses it, by {found[0]}, "
                 f"{found[1]}. End that one, or give each search a database of its own"
             )
-        time.sleep(IN_USE_S)
+        time.sleep(RETRY_S)
 
 
 class PostgresStore(Store):

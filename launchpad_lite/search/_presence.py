@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import courier
-import launchpad_lite as lp
 from launchpad_lite.search._messages import Life, Load, MembersView, SearchMember, member_here
 from launchpad_lite.search._timing import RETRY_S, Timing
 from launchpad_lite.search.errors import LOST
@@ -115,9 +114,9 @@ class Presence:
         return self._clients[name]
 
 
-def presence_of_node(
-    role: str, name_server: Any, brokers: Mapping[str, Any], timing: Timing
+def presence_in_program(
+    role: str, name: str, name_server: Any, brokers: Mapping[str, Any], timing: Timing
 ) -> Presence:
-    """Returns that of the node that calls it."""
-    who = Life(lp.current_node().name, uuid.uuid4().hex)
-    return Presence(member_here(role, who), name_server, brokers, courier.Client, timing)
+    """Returns that of a worker or model in the program of the search."""
+    member = member_here(role, Life(name, uuid.uuid4().hex))
+    return Presence(member, name_server, brokers, courier.Client, timing)

@@ -13,7 +13,6 @@ from launchpad_lite.search._resuming import holder_of
 from launchpad_lite.search._store import (
     CHANGING,
     COLUMNS,
-    IN_USE_S,
     PART_BYTES,
     PAYLOAD,
     RESULT,
@@ -22,6 +21,7 @@ from launchpad_lite.search._store import (
     row_of,
     task_of,
 )
+from launchpad_lite.search._timing import RETRY_S
 from launchpad_lite.search.errors import StoreError, StoreInUseError
 
 _VERSION = 3
@@ -194,4 +194,4 @@ def check_files(folder: Path, seconds: float) -> None:
             except StoreInUseError:
                 if time.monotonic() >= give_up_at:
                     raise
-                time.sleep(IN_USE_S)
+                time.sleep(RETRY_S)

@@ -47,8 +47,6 @@ class Store:
         """Releases it for another broker. Safe to call twice."""
 
 
-#: Seconds until a file or database that is in use is tried again.
-IN_USE_S = 0.1
 #: Larger values are written in parts, with other writes in between.
 PART_BYTES = 1 << 20
 PAYLOAD, RESULT = "payload", "result"

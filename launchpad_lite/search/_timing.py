@@ -45,5 +45,5 @@ class Timing:
 
 
 DEFAULT = Timing()
-#: Seconds until a part that did not answer is called again.
+#: Seconds until a part that did not answer, or a store that is in use, is tried again.
 RETRY_S = 0.1

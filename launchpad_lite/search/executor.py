@@ -14,20 +14,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
-import courier
 import launchpad_lite as lp
-from launchpad_lite.search._messages import (
-    PYTHON,
-    Life,
-    Limits,
-    TaskOutcome,
-    TaskState,
-    TaskSubmission,
-    member_here,
-)
+from launchpad_lite.search._messages import PYTHON, Limits, TaskOutcome, TaskState, TaskSubmission
 from launchpad_lite.search._outbox import COLLECT_S, RETRY_S, Outbox
 from launchpad_lite.search._parts import RELEASE_S, RESTART, BrokerOptions, SearchHandles, add_parts
-from launchpad_lite.search._presence import Presence
+from launchpad_lite.search._presence import presence_in_program
 from launchpad_lite.search._timing import DEFAULT, Timing
 from launchpad_lite.search.errors import InitializerError
 from launchpad_lite.search.tasks import Call, failure_of, options_of, pickled
@@ -213,8 +204,8 @@ class Executor(concurrent.futures.Executor):
         end: Callable[[], object] | None = None,
         initializer: bytes = b"",
     ) -> None:
-        member = member_here("model", Life(f"executor-{uuid.uuid4().hex}", ""))
-        self._presence = Presence(member, name_server, brokers, courier.Client, timing)
+        me = f"executor-{uuid.uuid4().hex}"
+        self._presence = presence_in_program("model", me, name_server, brokers, timing)
         self._end = end
         self._initializer = initializer
         self._outbox = Outbox(self._presence, timing)
