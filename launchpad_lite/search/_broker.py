@@ -180,7 +180,9 @@ class Broker:
         missing = self._queue.resume(model, ids, awaited)
         self._hand_out()
         if missing:
-            silence_s = self._timing.takeover_s
+            # Models that lose their broker come here after `patience_s`: tasks can move by then.
+            wait_s = min(self._timing.silence_s, self._timing.patience_s)
+            silence_s = max(2 * self._timing.beat_s, wait_s)
             lost = await self._in_store(self._store.take_over, model, silence_s)
             self._queue.inherit(lost, time.monotonic())
             missing = self._queue.missing(model, missing)

@@ -34,15 +34,6 @@ class Timing:
         if self.patience_s < 0 or not self.poll_s > 0:
             raise ValueError("Timing: patience_s is at least 0, and poll_s above 0")
 
-    @property
-    def takeover_s(self) -> float:
-        """Seconds until brokers of one database take over tasks of one that is silent.
-
-        Models that lose their broker come to another one after `patience_s`: tasks can move by
-        then.
-        """
-        return max(2 * self.beat_s, min(self.silence_s, self.patience_s))
-
 
 DEFAULT = Timing()
 #: Seconds until a part that did not answer, or a store that is in use, is tried again.
