@@ -73,7 +73,7 @@ def outside_worker(info: JoinInfo, name: str, stop: threading.Event) -> Worker:
     """Returns a worker that belongs to no program; once `stop` is set, it ends after its task."""
     timing = timing_of(info)
     member = member_here("worker", Life(name, uuid.uuid4().hex))
-    return Worker(Presence(member, info.connect(), {}, info.connect, timing), timing, stop)
+    return Worker(Presence(member, info.connect(), {}, info.connect, timing), stop)
 
 
 def timing_of(info: JoinInfo, answer_s: float = _ANSWER_S) -> Timing:

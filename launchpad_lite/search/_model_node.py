@@ -99,7 +99,6 @@ class ModelNode:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self._model = model
-        self._timing = timing
         #: How many tasks may be outstanding at a time; None: a few more than workers.
         self._ahead = ahead
         #: Whether it serves until the program stops, when the search is over.
@@ -120,7 +119,7 @@ class ModelNode:
         self._is_over = False
         #: How many trials it had when it was over before.
         self._ended_with: int | None = None
-        self._outbox = Outbox(self._presence, timing)
+        self._outbox = Outbox(self._presence)
 
         self._began_at = time.monotonic()
         self._over = threading.Event()
@@ -178,7 +177,7 @@ class ModelNode:
         else:
             raise SearchError(f"it is of a search by {before}, and this one is by {now}")
         sent = {key: submission for key, (_, submission) in self._tasks.items()}
-        self._outbox = Outbox(self._presence, self._timing, sent, state["broker"])
+        self._outbox = Outbox(self._presence, sent, state["broker"])
 
     def _seconds(self) -> float:
         return self._earlier_s + time.monotonic() - self._began_at

@@ -26,7 +26,6 @@ from launchpad_lite.search._messages import (
     transfer_s,
 )
 from launchpad_lite.search._presence import Presence
-from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import LOST
 
 #: Seconds until a full or a lost broker is tried again.
@@ -45,13 +44,12 @@ class Outbox:
     def __init__(
         self,
         presence: Presence,
-        timing: Timing,
         outstanding: Mapping[str, TaskSubmission] = MappingProxyType({}),
         broker: str = "",
     ) -> None:
         """Makes one, with tasks that an earlier life has sent, and the broker that it has used."""
         self._presence = presence
-        self._timing = timing
+        self._timing = presence.timing
         self._model = presence.member.who.name
         self._session = uuid.uuid4().hex
         self._lock = threading.RLock()

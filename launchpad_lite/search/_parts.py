@@ -47,7 +47,7 @@ def work(name_server: Any, brokers: Mapping[str, Any], timing: Timing) -> None:
 
     me = lp.current_node().name
     presence = presence_in_program("worker", me, name_server, brokers, timing)
-    worker = Worker(presence, timing, lp.stop_event(), lp.heartbeat)
+    worker = Worker(presence, lp.stop_event(), lp.heartbeat)
     lp.register_stop_handler(worker.wake)
     try:
         worker.run()

@@ -29,7 +29,7 @@ class Presence:
         """
         self.member = member
         self._name_server = courier.with_timeout(name_server, 2 * timing.beat_s)
-        self._timing = timing
+        self.timing = timing
         self._clients = dict(brokers)
         self._addresses: dict[str, str] = {}
         self._connect = connect
@@ -66,7 +66,7 @@ class Presence:
                 self._name_server.close()
             for name, broker in list(left.items()):
                 try:
-                    courier.with_timeout(broker, self._timing.beat_s).close()
+                    courier.with_timeout(broker, self.timing.beat_s).close()
                 except courier.ServerUnreachableError:  # it has ended for good
                     del left[name]
                 except LOST:

@@ -208,7 +208,7 @@ class Executor(concurrent.futures.Executor):
         self._presence = presence_in_program("model", me, name_server, brokers, timing)
         self._end = end
         self._initializer = initializer
-        self._outbox = Outbox(self._presence, timing)
+        self._outbox = Outbox(self._presence)
         self._lock = threading.Lock()
         #: The thread that takes one out of it notifies its waiters.
         self._futures: dict[str, tuple[str, ExecutorFuture[Any]]] = {}

@@ -113,7 +113,6 @@ class _CountedSearch(Model, Generic[C]):
         self._enqueued.append(candidate)
 
     def ask(self) -> "Candidate[C] | None":
-        """As `Model.ask`."""
         if self._asked >= self.total:
             return None
         self._marks = self._first_marks
@@ -137,7 +136,6 @@ class _CountedSearch(Model, Generic[C]):
             self._identity[name] = text
 
     def identity(self) -> dict[str, str]:
-        """As `Model.identity`."""
         return self._identity
 
     def resumed(self, given: Model, outstanding: Sequence["Candidate[C]"]) -> None:
@@ -154,7 +152,6 @@ class _CountedSearch(Model, Generic[C]):
         raise NotImplementedError
 
     def tell(self, task: "Candidate[C]", result: Any) -> None:
-        """As `Model.tell`."""
         task.values = self._values_of(task, result)
         self.learn(task, self._fitness(task.values[0] if task.values else None))
 
@@ -180,7 +177,6 @@ class _CountedSearch(Model, Generic[C]):
         """Takes note of how fit a candidate is; more is better."""
 
     def stopped(self, task: "Candidate[C]", value: float | None) -> None:
-        """As `Model.stopped`."""
         if self.needs_folder:
             self.learn(task, -math.inf)  # it may have written no checkpoint
         elif value is not None:

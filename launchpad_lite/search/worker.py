@@ -30,7 +30,7 @@ from launchpad_lite.search._messages import (
 )
 from launchpad_lite.search._output import TrialOutput
 from launchpad_lite.search._presence import Presence
-from launchpad_lite.search._timing import RETRY_S, Timing
+from launchpad_lite.search._timing import RETRY_S
 from launchpad_lite.search.errors import LOST, SearchError, StoppedEarlyError
 from launchpad_lite.search.tasks import Running, Tried, running
 
@@ -61,12 +61,11 @@ class Worker:
     def __init__(
         self,
         presence: Presence,
-        timing: Timing,
         stop: threading.Event,
         heartbeat: Callable[[], object] = lambda: None,
     ) -> None:
         self._presence = presence
-        self._timing = timing
+        self._timing = presence.timing
         #: Set when it is to end after its task.
         self._stop = stop
         #: Called between tasks.

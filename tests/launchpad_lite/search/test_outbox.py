@@ -79,13 +79,14 @@ def outbox(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Outbox:
 
     monkeypatch.setattr(courier, "with_timeout", with_timeout)
     presence: Any = types.SimpleNamespace(
+        timing=Timing(),
         member=types.SimpleNamespace(who=types.SimpleNamespace(name="model")),
         view=MembersView(True, {"broker": ("", Load())}),
         choose=lambda avoid=(): "broker",
         client=lambda name: {"broker": broker}[name],
         beat=lambda _: True,
     )
-    return Outbox(presence, Timing())
+    return Outbox(presence)
 
 
 def test_tasks_that_are_too_large_for_one_call_take_several(outbox: Outbox, broker: Broker) -> None:

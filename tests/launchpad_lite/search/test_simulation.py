@@ -196,6 +196,7 @@ class Network:
         self.now = 0.0
         self.loss, self.crashes = 0.02, 0.002
         self.runs: collections.Counter[str] = collections.Counter()
+        self.timing = TIMING
         self.member = SearchMember("model", Life("model", ""))
         self.brokers: dict[str, Broker] = {}
         for name in ("broker[0]", "broker[1]"):
@@ -245,7 +246,7 @@ def search(seed: int, kind: str, count: int, monkeypatch: pytest.MonkeyPatch) ->
     todo = [TaskSubmission(str(number), b"", retries=number % 2) for number in range(count)]
     asked, told = 0, collections.Counter[str]()
     kept: list[str] = []
-    outbox: Any = Outbox(network, TIMING)  # type: ignore[arg-type]
+    outbox: Any = Outbox(network)  # type: ignore[arg-type]
     checkpoint: Any = (0, {}, {}, "")
     while len(told) < count:
         assert network.now < 10 * count, f"{count - len(told)} are lost"
@@ -265,7 +266,7 @@ def search(seed: int, kind: str, count: int, monkeypatch: pytest.MonkeyPatch) ->
         elif network.crashes and network.random.random() < 0.005:
             asked, known, *before = checkpoint
             told, kept = collections.Counter(known), []
-            outbox = Outbox(network, TIMING, *before)  # type: ignore[arg-type]
+            outbox = Outbox(network, *before)  # type: ignore[arg-type]
     outbox.acknowledge(kept)
     forget(network, outbox)
     return network
