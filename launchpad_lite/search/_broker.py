@@ -77,16 +77,10 @@ class Broker:
         self._address = me.address
         self._name_server = name_server
         self._timing = options.timing
-        self._queue = Queue(
-            lease_s=options.timing.lease_s,
-            max_losses=options.max_losses,
-            max_queued=options.max_queued,
-        )
+        self._queue = Queue(lease_s=options.timing.lease_s, max_losses=options.max_losses)
         self._store = _open(options, name)
         self._queue.restore(self._store.load(), time.monotonic())
         self._waiters: collections.deque[_Waiter] = collections.deque()
-        #: One for each model that waits; set when there may be something for it.
-        self._news: dict[str, asyncio.Event] = {}
         self._stored = self._queue.changes
         self._writing: asyncio.Task[Any] | None = None
         #: Held while something large is written.
@@ -101,6 +95,9 @@ class Broker:
         self._has_no_workers = asyncio.Event()
         self._is_asked = asyncio.Event()
         self._helping = {name: _Helping(self, name, peer) for name, peer in peers.items()}
+        #: One for each model that waits, or broker that is helped; set when there may be something
+        #: for it.
+        self._news = {name: helping.woken for name, helping in self._helping.items()}
         self._failure: BaseException | None = None
 
     # Called by models.
@@ -378,13 +375,10 @@ class Broker:
         self._tell()
 
     def _tell(self) -> None:
-        """Wakes models that have something to collect."""
-        for model, news in self._news.items():
-            if self._queue.has_news(model):
+        """Wakes those that have something to collect."""
+        for owner, news in self._news.items():
+            if self._queue.has_news(owner):
                 news.set()
-        for peer, helping in self._helping.items():
-            if self._queue.has_news(peer):
-                helping.woken.set()
 
     async def _keep(self) -> None:
         """Returns once all that has changed is in the store; several callers share a write.
@@ -448,7 +442,7 @@ class Broker:
 
     def _wanted(self, name: str) -> tuple[Collection[str], int]:
         """Returns kinds and number of the tasks to ask a peer for, because workers here wait."""
-        free = [waiter for waiter in self._waiters if not waiter.helps]
+        free = [each for each in self._waiters if not each.helps and not each.found.done()]
         queued = {
             peer: load.queued
             for peer, (_, load) in self._view.brokers.items()

@@ -77,8 +77,7 @@ async def _show(names: "NameServer", request: bytes) -> bytes:
 
 async def _place(names: "NameServer", request: bytes) -> bytes:
     asked = pb.PlaceRequest.FromString(request)
-    who = _life(asked.worker)
-    broker = await names.place("worker", who, asked.avoid) or await names.place("worker", who)
+    broker = await names.place("worker", _life(asked.worker), asked.avoid)
     address, _ = (await names.view()).brokers.get(broker, ("", None))
     return pb.PlaceReply(broker=broker, address=address).SerializeToString()
 

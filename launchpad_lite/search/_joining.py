@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import courier
-from courier import lowlevel
 from launchpad_lite.parts.private_files import make_folder, read_private, write_private
 from launchpad_lite.search._messages import Life, member_here
 from launchpad_lite.search._presence import Presence
@@ -31,11 +30,6 @@ class JoinInfo:
     address: str
     secret: courier.Secret | None = field(default=None, repr=False)
     tls: courier.TlsCredentials | None = field(default=None, repr=False)
-
-    @classmethod
-    def of(cls, name_server: Any) -> "JoinInfo":
-        """Returns the credentials that a client of the name server has."""
-        return cls(name_server.address, *lowlevel.credentials(name_server))
 
     @classmethod
     def read(cls, path: Path) -> "JoinInfo":

@@ -29,7 +29,6 @@ class BrokerOptions(NamedTuple):
     database: str | None = None
     #: As for `Queue`.
     max_losses: int = 5
-    max_queued: int = 10_000
 
 
 def make_broker(

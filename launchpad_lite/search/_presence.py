@@ -80,9 +80,7 @@ class Presence:
         if len(only) == 1 and not self.view.is_closed:
             return only.pop()  # it may not have started yet
         try:
-            role, who = self.member.role, self.member.who
-            place = self._name_server.place(role, who, avoid)
-            place = place or self._name_server.place(role, who)
+            place = self._name_server.place(self.member.role, self.member.who, avoid)
         except LOST:
             known = sorted(self.view.brokers or self._clients)
             fit = [each for each in known if each not in avoid] or known

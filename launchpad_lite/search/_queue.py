@@ -350,16 +350,8 @@ class Queue:
         """Leases tasks to a worker: the first ones for which its machine has room.
 
         Resources are reserved for the first task that waits for room there; later ones get the
-        rest.
-
-        Args:
-            worker: The worker that asks.
-            held: All tasks that it has. Other tasks leased to it have never arrived.
-            kinds: The kinds that it can run.
-            count: How many it wants.
-            now: The time.
-            helps: Whether it is a broker.
-            machine: Its machine; None: it gets no tasks that need resources.
+        rest. Tasks leased to it that are not among `held` have never arrived. Without a machine,
+        it gets no tasks that need resources. A worker that `helps` is a broker.
         """
         known = self._life_of(worker, now)
         known.kinds, known.helps, known.machine = kinds, helps, machine

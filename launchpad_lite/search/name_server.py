@@ -11,6 +11,7 @@ from typing import Any
 
 import courier
 import launchpad_lite as lp
+from courier import lowlevel
 from launchpad_lite.search._messages import Life, Load, MembersView, SearchMember
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import WorkerMismatchError
@@ -60,7 +61,8 @@ class NameServer:
         if self._folder is not None:
             from launchpad_lite.search._joining import JoinInfo
 
-            path = JoinInfo.of(self._me).write(Path(self._folder))
+            info = JoinInfo(self._me.address, *lowlevel.credentials(self._me))
+            path = info.write(Path(self._folder))
             lp.register_stop_handler(lambda: path.unlink(missing_ok=True))
 
     @courier.idempotent
@@ -112,7 +114,10 @@ class NameServer:
 
     @courier.idempotent
     async def place(self, role: str, who: Life, avoid: Collection[str] = ()) -> str:
-        """Returns the broker that a worker or model is to use from now on; empty: there is none."""
+        """Returns the broker that a worker or model is to use; empty: there is none.
+
+        It is one of `avoid` only if there is no other.
+        """
         self._expire()
         placed = self._entries[role].get(who.name)
         users = dict.fromkeys(self._entries["broker"], 0)
@@ -120,7 +125,7 @@ class NameServer:
             if entry is not placed and entry.broker in users:
                 users[entry.broker] += 1
         here = "" if placed is None else placed.broker  # it stays there, unless another is better
-        fit = {name: (count, name != here) for name, count in users.items() if name not in avoid}
+        fit = {name: (name in avoid, count, name != here) for name, count in users.items()}
         place = min(sorted(fit), key=fit.__getitem__, default="")
         if placed is not None and placed.member.who == who:
             placed.broker = place

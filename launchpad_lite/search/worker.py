@@ -149,7 +149,7 @@ class Worker:
             self._note_loss()
             return
         try:
-            found = self._exchange(self._broker, self._count(), self._timing.poll_s)
+            found = self._exchange(self._broker)
         except LOST as error:
             lost, self._broker, self._next_broker = self._broker, "", ""
             if isinstance(error, courier.CallTimeoutError):
@@ -181,10 +181,7 @@ class Worker:
             )
         self._stop.wait(RETRY_S)
 
-    def _count(self) -> int:
-        return max(1, min(_MOST_AT_ONCE, int(_BATCH_S / max(self._mean_s, 1e-6))))
-
-    def _exchange(self, broker: str, count: int, wait_s: float) -> list[Assignment] | None:
+    def _exchange(self, broker: str) -> list[Assignment] | None:
         """Hands in outcomes of tasks of a broker; returns new tasks. None: the search is over."""
         with self._lock:
             outcomes = list(self._outcomes.get(broker, ()))
@@ -195,6 +192,8 @@ class Worker:
         with self._lock:
             sent = {outcome.id for outcome in outcomes}
             held = [each for each in self._held.get(broker, ()) if each not in sent]
+        count = max(1, min(_MOST_AT_ONCE, int(_BATCH_S / max(self._mean_s, 1e-6))))
+        wait_s = self._timing.poll_s
         client = self._client(broker, wait_s + self._slack_s + transfer_s(outcomes))
         found: list[Assignment] | None = client.work(
             self._me, held, outcomes, (PYTHON,), count, wait_s, machine=machine_here()

@@ -102,7 +102,9 @@ def test_who_moves_is_counted_once_and_models_do_not_count_as_workers() -> None:
     assert (
         registry.call("place", "worker", worker, (), at=0.0) == "broker[1]"
     )  # as good as another one
-    assert registry.call("place", "worker", worker, ["broker[0]", "broker[1]"], at=0.0) == ""
+    assert (
+        registry.call("place", "worker", worker, ["broker[0]", "broker[1]"], at=0.0) == "broker[1]"
+    )
     assert registry.call("place", "worker", Life("stranger", ""), (), at=0.0) == "broker[0]"
 
 
