@@ -141,7 +141,9 @@ class Outbox:
         while self._unsent:
             if not self._is_ready():
                 return False
-            part = self._next_part()
+            with self._lock:
+                ids = itertools.islice(self._unsent, _MOST_AT_ONCE)
+                part = first_of(sorted((self._outstanding[each] for each in ids), key=_is_large))
             if not part:
                 break  # `_ready` has sent all
             try:
@@ -161,13 +163,6 @@ class Outbox:
             if count < len(part):
                 return False  # there is no room now
         return True
-
-    def _next_part(self) -> list[TaskSubmission]:
-        with self._lock:
-            some = [
-                self._outstanding[each] for each in itertools.islice(self._unsent, _MOST_AT_ONCE)
-            ]
-            return first_of(sorted(some, key=_is_large))
 
     def _submit(self, part: Sequence[TaskSubmission]) -> int | None:
         """Returns how many tasks the broker has accepted; None: a large one is on its way."""

@@ -543,20 +543,16 @@ class SuccessiveHalving(RandomSearch[C]):
 
     def report(self, task: Candidate[C], step: int, value: float) -> bool:
         """As `Model.report`."""
-        steps = step + 1
-        if self.needs_folder or not self._is_rung(steps):
+        steps, next_rung = step + 1, self._first_rung
+        while next_rung < steps:
+            next_rung *= self._reduction
+        if self.needs_folder or steps != next_rung:
             return False
         fitness = self._fitness(value)
         rung = self._rungs.setdefault(steps, [])
         bisect.insort(rung, (fitness, task.number))
         kept = max(1, len(rung) // self._reduction)
         return fitness == -math.inf or fitness < rung[-kept][0]
-
-    def _is_rung(self, steps: int) -> bool:
-        rung = self._first_rung
-        while rung < steps:
-            rung *= self._reduction
-        return rung == steps
 
 
 class _Individual:
