@@ -33,6 +33,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code: 0, 1 for an error, or that of a signal."""
+    # Also where Python does not do it: tasks come from modules in the working directory.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
     try:
         options = _parser().parse_args(argv)
         for text in options.run(options) or ():
