@@ -13,13 +13,7 @@ from launchpad_lite.worker.runtime import NodeRuntime, NodeSetup
 
 
 def run_alone(name: str, work: Work, addresses: Sequence[Address]) -> None:
-    """Runs a node in this thread; returns when it has ended.
-
-    Args:
-        name: Its name in messages.
-        work: Its work. Handles in it become clients.
-        addresses: Where it listens; see `Address.bind`.
-    """
+    """Runs a node in this thread; returns when it has ended. Its addresses are bound already."""
     table = addresses[0].table() if addresses else AddressTable({}, Secret.generate())
 
     def supervise(said: Said) -> None:

@@ -94,12 +94,7 @@ class DeclaredHandle(Handle[Any]):
         return f"{type(self).__name__}({self.name})"
 
     def dereference(self) -> Any:
-        """Returns the client.
-
-        Raises:
-            UnresolvedAddressError: The program does not run (yet).
-            ValueError: No such node was added.
-        """
+        """Returns the client; raises a ValueError if no such node was added."""
         if self.target is None:
             raise ValueError(f"{self.name} was declared, but never added to the program")
         return self.target.dereference()
@@ -119,11 +114,8 @@ class PlanContext(NamedTuple):
     """The context in which a node is turned into executables.
 
     Attributes:
-        launcher: Name of the launcher; for messages, not for decisions.
-        label: The node's group.
-        replica: Its index in the group.
-        resources: The resources of each node of the group.
-        keeps_state: Whether the launch gives it a folder for checkpoints.
+        launcher: Its name; for messages, not for decisions.
+        keeps_state: Whether the launch gives the node a folder for checkpoints.
     """
 
     launcher: str
@@ -138,9 +130,6 @@ class Task:
     """A worker that a node wants: an executable that is not placed yet.
 
     Attributes:
-        work: The work of the worker.
-        addresses: Where it listens.
-        description: For people, like `CourierNode(Range)`.
         stands_for: Keys of nodes that it runs, besides the one it comes from.
         together: Tasks with the same word run on one host.
         restart: When it is restarted, unless `launch` sets that.
@@ -165,6 +154,9 @@ class Node(abc.ABC, Generic[T]):
         def start(node: lp.Node, program: lp.Program) -> lp.Handle:
             return program.add_node(node, label="evaluator")
     """
+
+    #: What it runs, for its description.
+    _what = ""
 
     def __init__(self) -> None:
         #: Identity of the node; the address of its own service has it too.
@@ -191,7 +183,8 @@ class Node(abc.ABC, Generic[T]):
     @property
     def description(self) -> str:
         """A text that describes the node where nothing is run for it."""
-        return type(self).__name__
+        name = type(self).__name__
+        return f"{name}({self._what})" if self._what else name
 
     def __repr__(self) -> str:
         return self.description
@@ -234,17 +227,9 @@ def check_arguments(
     *,
     runs: bool,
 ) -> None:
-    """Raises the error of arguments that a class or function does not take.
+    """Raises a ValueError if arguments clearly do not fit the signature or annotations of a function.
 
-    Args:
-        function: The class or function.
-        args: Its arguments.
-        kwargs: The same by name.
-        runs: Whether the `run` of what it returns is called.
-
-    Raises:
-        ValueError: They clearly do not fit its signature or its annotations; or `run` has
-            parameters without defaults, or is a generator.
+    It may be a class. If `runs`, the `run` of its objects must take no arguments, and not yield.
     """
     function = typing.get_origin(function) or function  # the class of `Buffer[int]`
     try:

@@ -60,7 +60,7 @@ class CacherNode(CourierNode[T]):
                 missing, or given under both names.
             ValueError: A number is below 0, or `stale_s` below `refresh_s`.
         """
-        self._target = describe_target(target_handle, "CacherNode")
+        target = describe_target(target_handle, "CacherNode")
         refresh_s = one_of(
             "refresh_s", refresh_s, "refresh_interval_ms", _seconds(refresh_interval_ms)
         )
@@ -86,22 +86,14 @@ class CacherNode(CourierNode[T]):
             max_bytes=max_bytes,
             max_entries=max_entries,
         )
+        self._what = f"for {target}"
 
     def configure(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ARG002
-        """Refused: its target is given when it is made.
-
-        Raises:
-            TypeError: Always; `Program.declare` gives a handle to a node that comes later.
-        """
+        """Refused by a TypeError: its target is given when it is made."""
         raise TypeError(
             "a CacherNode cannot be configured: pass its target to the constructor; "
             "program.declare(label) is a handle to a node that comes later"
         )
-
-    @property
-    def description(self) -> str:
-        """For people, like `CacherNode(for CourierNode(Server))`."""
-        return f"{type(self).__name__}(for {self._target})"
 
 
 def _seconds(milliseconds: float | None) -> float | None:

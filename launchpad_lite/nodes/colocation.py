@@ -69,6 +69,7 @@ class ColocationNode(Node[None]):
         inner_modes = {part._mode for part in parts if isinstance(part, ColocationNode)}
         if mode == "thread" and "process" in inner_modes:
             raise ValueError("a colocation with processes cannot be a part of one with threads")
+        self._what = ", ".join(node.description for node in self._nodes)
         self._mode: Mode = mode
         self._first_ends = return_on_first_completed
 
@@ -82,15 +83,9 @@ class ColocationNode(Node[None]):
         """Where the inner nodes will listen."""
         return tuple(address for node in self._nodes for address in node.addresses)
 
-    @property
-    def description(self) -> str:
-        """For people, like `ColocationNode(CourierNode(Learner), PyNode(main))`."""
-        names = [node.description for node in self._nodes]
-        return f"{type(self).__name__}({', '.join(names)})"
-
     def create_handle(self) -> SilentHandle:
         """Returns a handle that only names the node; the inner ones have their own."""
-        return SilentHandle(self, self.description)
+        return SilentHandle(self)
 
     def to_executables(self, context: PlanContext) -> Sequence[Task]:
         """Returns one task for threads, one per inner task for processes."""

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import copy
 import ctypes
+import functools
 import math
 import os
 import re
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -47,6 +48,12 @@ _LONGEST_SHOWN = 1000
 #: Marks the environment of a command, and so of all its child processes.
 _MARK = "LAUNCHPAD_LITE_COMMAND"
 _PR_SET_PDEATHSIG = 1
+#: Made here, because code between fork and exec must do little.
+_die_with_parent = (
+    functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if sys.platform == "linux"
+    else None
+)
 
 
 class Endpoint(str):
@@ -92,8 +99,6 @@ class EndpointHandle(Handle[Endpoint]):
         """Waits until the command is ready; returns where it listens.
 
         Raises:
-            UnresolvedAddressError: The program does not run (yet).
-            TypeError: The command listens nowhere.
             CourierError: The command failed, or the program stops, before it was ready.
         """
         if self.address is None:
@@ -107,20 +112,16 @@ class EndpointHandle(Handle[Endpoint]):
                 self._control.resolve(), secret=table.secret, tls=table.tls
             )
             keep_client(client, table)
+            is_ready = False
             try:
-                _wait_until_ready(client)
+                while not is_ready:
+                    # It may restart; if not, its calls fail.
+                    with contextlib.suppress(courier.ServerLostError):
+                        client.wait_until_ready()
+                        is_ready = True
             finally:
                 courier.close(client)
         return Endpoint(self.address.resolve())
-
-
-def _wait_until_ready(client: Any) -> None:
-    while True:
-        try:
-            client.wait_until_ready()
-        except courier.ServerLostError:
-            continue  # it may restart; if not, its calls fail
-        return
 
 
 class _DeclaredEndpointHandle(DeclaredHandle):
@@ -205,7 +206,7 @@ class CommandNode(Node[Endpoint]):
         """
         super().__init__()
         argv = _argv_of(command)
-        self._name = Path(command.split()[0] if isinstance(command, str) else argv[0]).name
+        self._what = Path(command.split()[0] if isinstance(command, str) else argv[0]).name
         if isinstance(listens, str):
             raise TypeError(f"listens is a list of names, as in listens=[{listens!r}]")
         if len(set(listens)) < len(listens):
@@ -243,11 +244,6 @@ class CommandNode(Node[Endpoint]):
         """Where the command will listen."""
         # Its own name, if it has one, is shown in place of ours.
         return (self._work.control, *self._work.addresses.values())
-
-    @property
-    def description(self) -> str:
-        """For people, like `CommandNode(redis-server)`."""
-        return f"{type(self).__name__}({self._name})"
 
     def create_handle(self) -> EndpointHandle:
         """Returns a new handle; in a running node it becomes the endpoint."""
@@ -427,11 +423,7 @@ class _Command:
     def wait_until_ready(
         self, endpoints: Sequence[Endpoint], timeout_s: float, stop: threading.Event
     ) -> bool:
-        """Waits until it listens, and has printed `ready`; returns False if it is to end before.
-
-        Raises:
-            CommandError: It ended, or took too long.
-        """
+        """Waits until it listens, and has printed `ready`; returns False if it is to end before."""
         give_up_at = time.monotonic() + timeout_s
         silent = list(endpoints)
         while not stop.is_set():
@@ -467,11 +459,7 @@ class _Command:
                 time.sleep(_POLL_S)
 
     def check(self) -> None:
-        """Raises if its end was a failure.
-
-        Raises:
-            CommandError: It ended with another code than 0, or by a signal, and was not asked to.
-        """
+        """Raises if it ended with another code than 0, or by a signal, and was not asked to."""
         if self._process.returncode and not self._was_asked:
             raise self._error(self._how_it_ended())
 
@@ -625,18 +613,3 @@ def _listens(endpoint: Endpoint) -> bool:
             return bool(sock.getsockname() != sock.getpeername())
     except OSError:
         return False
-
-
-def _make_die_with_parent() -> Callable[[], None] | None:
-    if sys.platform != "linux":
-        return None
-    # Looked up here, because code between fork and exec must do little.
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def die_with_parent() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-    return die_with_parent
-
-
-_die_with_parent = _make_die_with_parent()

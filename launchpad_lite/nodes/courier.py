@@ -43,7 +43,8 @@ class CourierHandle(Handle[T]):
         self._options = options
         #: The node, for people.
         self.of = node.description
-        self._serves = node.serves
+        #: The name of the class whose object is served, or of the function that makes it.
+        self._serves = name_of(node._constructor)
 
     @property
     def address(self) -> Address:
@@ -51,11 +52,7 @@ class CourierHandle(Handle[T]):
         return self._address
 
     def set_client_kwargs(self, **kwargs: Any) -> None:
-        """Sets options of the clients made from this handle: see `courier.Client`.
-
-        Raises:
-            TypeError: An unknown option.
-        """
+        """Sets options of the clients made from this handle: see `courier.Client`."""
         self._options = _checked_options("courier_client_kwargs", kwargs, _CLIENT_OPTIONS)
 
     def dereference(self) -> T:
@@ -92,10 +89,9 @@ class CourierHandle(Handle[T]):
 
 
 def describe_target(handle: object, who: str) -> str:
-    """Returns the node of a handle, as text, if it can be called.
+    """Returns the node of a handle, as text; raises a TypeError if it cannot be called.
 
-    Raises:
-        TypeError: It is no handle of a node that can be called; `who` wanted one.
+    `who` wanted such a handle.
     """
     if isinstance(handle, CourierHandle):
         return handle.of
@@ -163,6 +159,7 @@ class CourierNode(Node[T], Generic[T]):
         require_callable(type(self), constructor)
         refuse_async(type(self), constructor)
         self._constructor = constructor
+        self._what = name_of(constructor)
         self._args = args
         self._kwargs: Mapping[str, Any] = kwargs
         self._run = True
@@ -208,27 +205,12 @@ class CourierNode(Node[T], Generic[T]):
         """Where the node will listen."""
         return (self._address,)
 
-    @property
-    def description(self) -> str:
-        """For people, like `CourierNode(Range)`."""
-        return f"{type(self).__name__}({name_of(self._constructor)})"
-
-    @property
-    def serves(self) -> str:
-        """The name of the class whose object is served, or of the function that makes it."""
-        return name_of(self._constructor)
-
     def create_handle(self) -> CourierHandle[T]:
         """Returns a new handle to this node; works before and after it is added."""
         return CourierHandle(self, self._address, dict(self._client_options))
 
     def to_executables(self, context: PlanContext) -> Sequence[Task]:
-        """Returns one task.
-
-        Raises:
-            ValueError: Its arguments do not fit, or its `run` takes some; or it is to keep its
-                state, and has other methods of these names.
-        """
+        """Returns one task."""
         check_arguments(self._constructor, self._args, self._kwargs, runs=self._run)
         if context.keeps_state:
             check_state_methods(self._constructor)

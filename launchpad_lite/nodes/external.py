@@ -60,13 +60,8 @@ class ExternalNode(Node[T]):
         courier.Client(address)  # raises if it is malformed
         if client is not None and not callable(client):
             raise TypeError(f"client is a function that takes the address, not {client!r}")
-        self.address = address
+        self.address = self._what = address
         self._make_client = client or cast("Callable[[str], Any]", courier.Client)
-
-    @property
-    def description(self) -> str:
-        """For people, like `ExternalNode(db.example.org:6379)`."""
-        return f"{type(self).__name__}({self.address})"
 
     def create_handle(self) -> ExternalHandle[T]:
         """Returns a new handle to the service."""

@@ -51,10 +51,6 @@ class Pool(Deferred[courier.Pool[T]], Generic[T]):
         self._choose: PoolChoice = choose
 
     def dereference(self) -> courier.Pool[T]:
-        """Returns the pool, in a running node or in the launching process.
-
-        Raises:
-            UnresolvedAddressError: The program does not run (yet).
-        """
+        """Returns the pool, in a running node or in the launching process."""
         clients = [handle.dereference() for handle in self._handles]
         return courier.Pool(clients, choose=self._choose)

@@ -27,16 +27,12 @@ _LOOP_END_S = 1.0
 class SilentHandle(Handle[None]):
     """The handle of a node that serves nothing; it can be held, not dereferenced."""
 
-    def __init__(self, node: Node[Any], description: str) -> None:
+    def __init__(self, node: Node[Any]) -> None:
         super().__init__(node)
-        self.description = description
+        self.description = node.description
 
     def dereference(self) -> NoReturn:
-        """Never works.
-
-        Raises:
-            TypeError: Always.
-        """
+        """Always raises a TypeError."""
         raise TypeError(
             f"{self.description} serves nothing that could be called; use lp.CourierNode for a "
             "node that other nodes call"
@@ -73,27 +69,18 @@ class PyNode(Node[None]):
                 f"{name_of(function)} yields: calling it would run nothing of it. Remove the yield"
             )
         self._function = function
+        self._what = name_of(function)
         #: Whether it constructs an object whose `run` is called.
         self._run = False
         self._args = args
         self._kwargs = kwargs
 
-    @property
-    def description(self) -> str:
-        """For people, like `PyNode(main)`."""
-        return f"{type(self).__name__}({name_of(self._function)})"
-
     def create_handle(self) -> SilentHandle:
         """Returns a handle that only names the node."""
-        return SilentHandle(self, self.description)
+        return SilentHandle(self)
 
     def to_executables(self, context: PlanContext) -> Sequence[Task]:
-        """Returns one task.
-
-        Raises:
-            ValueError: Its arguments do not fit, or its `run` takes some; or it is to keep its
-                state, and has other methods of these names.
-        """
+        """Returns one task."""
         check_arguments(self._function, self._args, self._kwargs, runs=self._run)
         if context.keeps_state:
             check_state_methods(self._function)
@@ -204,11 +191,7 @@ def _finish(result: object) -> None:
 
 
 def refuse_async(kind: type, constructor: Callable[..., Any]) -> None:
-    """Raises the error of a function that returns a coroutine in place of an object.
-
-    Raises:
-        TypeError: `constructor` is an `async def`, or a generator.
-    """
+    """Raises a TypeError if `constructor` is an `async def` or a generator, and so makes no object."""
     made_by = constructor.__init__ if inspect.isclass(constructor) else constructor
     if inspect.iscoroutinefunction(made_by) or yields(made_by):
         raise TypeError(
@@ -219,11 +202,7 @@ def refuse_async(kind: type, constructor: Callable[..., Any]) -> None:
 
 
 def require_callable(kind: type, function: object) -> None:
-    """Raises if the function cannot be called, where the mistake is made.
-
-    Raises:
-        TypeError: `function` cannot be called.
-    """
+    """Raises a TypeError if the function cannot be called, where the mistake is made."""
     if not callable(function):
         raise TypeError(
             f"{kind.__name__} takes a class or function and then its arguments, as in "

@@ -54,12 +54,7 @@ class ReverbHandle(Handle[_Client]):
         self.address = node.reverb_address
 
     def dereference(self) -> _Client:
-        """Returns a new client; its calls wait until the server is up.
-
-        Raises:
-            UnresolvedAddressError: The program does not run (yet).
-            ImportError: Reverb is not installed here.
-        """
+        """Returns a new client; its calls wait until the server is up."""
         endpoint = self.address.resolve()
         return _load().Client(endpoint)
 
@@ -131,6 +126,7 @@ class ReverbNode(Node[_Client]):
                     f"checkpoint_time_delta_minutes={minutes} is not finite and above 0"
                 )
         self._priority_tables_fn = priority_tables_fn
+        self._what = name_of(priority_tables_fn)
         self._checkpoint_ctor = checkpoint_ctor
         self._minutes = checkpoint_time_delta_minutes
         # Reverb's gRPC sets SO_REUSEPORT, so the port can be held for it.
@@ -146,21 +142,12 @@ class ReverbNode(Node[_Client]):
         """Where the server will listen."""
         return (self._address,)
 
-    @property
-    def description(self) -> str:
-        """For people, like `ReverbNode(make_tables)`."""
-        return f"{type(self).__name__}({name_of(self._priority_tables_fn)})"
-
     def create_handle(self) -> ReverbHandle:
         """Returns a new handle; in a running node it becomes a `reverb.Client`."""
         return ReverbHandle(self)
 
     def to_executables(self, context: PlanContext) -> Sequence[Task]:
-        """Returns one task.
-
-        Raises:
-            ValueError: Reverb is not installed, or no folder for checkpoints is given.
-        """
+        """Returns one task."""
         # Looks for it without loading it.
         if importlib.util.find_spec("reverb") is None:
             raise ValueError(
@@ -201,9 +188,10 @@ class ReverbWork:
                 staged.stop()
             return
         replay = _Replay(self.priority_tables_fn, self._port())
-        save = _nothing if self.checkpoint_ctor is None else replay.checkpoint
-        _load()
-        replay.start(None if self.checkpoint_ctor is None else self.checkpoint_ctor())
+        _load()  # nodes that are threads load it in turns, before code of users does
+        checkpointer = None if self.checkpoint_ctor is None else self.checkpoint_ctor()
+        save = replay.checkpoint if checkpointer is not None else lambda: None
+        replay.start(checkpointer)
         try:
             self._serve(runtime, save)
             save()
@@ -228,10 +216,6 @@ class ReverbWork:
             f"priority_tables_fn {name_of(self.priority_tables_fn)}": self.priority_tables_fn,
             "checkpoint_ctor": self.checkpoint_ctor,
         }
-
-
-def _nothing() -> None:
-    """Saves nothing."""
 
 
 class _Replay:
