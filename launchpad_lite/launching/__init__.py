@@ -471,15 +471,7 @@ def _find(name: str) -> tuple[str, Callable[[], Any]]:
 
 
 def load_launcher(name: str) -> Any:
-    """Returns the factory of a launcher, mostly its class. Loads only its own code.
-
-    Args:
-        name: Its name in the entry points.
-
-    Raises:
-        UnknownLauncherError: None of this name is installed, or several are.
-        LauncherLoadError: Its code does not import.
-    """
+    """Returns the factory of a launcher, mostly its class. Loads only its own code."""
     where, load = _find(name)
     try:
         return load()
@@ -490,15 +482,7 @@ def load_launcher(name: str) -> Any:
 
 
 def options_of(name: str) -> Mapping[str, inspect.Parameter]:
-    """Returns the options of a launcher, which are arguments of its class, by name.
-
-    Args:
-        name: Its name in the entry points.
-
-    Raises:
-        UnknownLauncherError: None of this name is installed, or several are.
-        LauncherLoadError: Its code does not import.
-    """
+    """Returns the options of a launcher, which are arguments of its class, by name."""
     maker = load_launcher(name)
     if not callable(maker):
         return {}
@@ -507,16 +491,11 @@ def options_of(name: str) -> Mapping[str, inspect.Parameter]:
 
 
 def get_launcher(name: str, options: Mapping[str, Any] | None = None) -> Launcher:
-    """Returns a launcher by name; only its own code is loaded.
-
-    Args:
-        name: Its name in the entry points.
-        options: Arguments of its class.
+    """Returns a launcher by its name in the entry points; `options` are arguments of its class.
 
     Raises:
         UnknownLauncherError: None of this name is installed, or several are.
         LauncherLoadError: Its code does not import.
-        TypeError: It does not take such options.
     """
     launcher_class = load_launcher(name)
     launcher = launcher_class(**(options or {})) if callable(launcher_class) else launcher_class

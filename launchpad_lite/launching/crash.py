@@ -19,14 +19,8 @@ def write_crash_report(
 ) -> None:
     """Writes the reports of a failure: `report.txt`, `plan.txt`, `versions.txt`, `stacks/`.
 
-    Args:
-        folder: The folder; made if it is missing, for this user only.
-        plan: The launched plan.
-        result: How it ended.
-        stacks: The stacks of the threads of each node when the program failed, by name.
-
-    Raises:
-        OSError: It cannot be written.
+    Makes the folder, for this user only. `stacks` are those of each node, by its name, when the
+    program failed.
     """
     make_own_folder(folder / "stacks")
     for old in (folder / "stacks").glob("*.txt"):

@@ -29,10 +29,10 @@ from launchpad_lite.planning.plan import (
     LaunchPlan,
     LaunchSettings,
     LivenessChoice,
+    Planner,
     ProcessesByGroup,
     ResourcesByGroup,
     RestartChoice,
-    make_plan,
 )
 from launchpad_lite.process.exit import report_at_exit
 from launchpad_lite.process.flags import (
@@ -94,7 +94,7 @@ def plan(
     """
     chosen = find_launcher(launcher, launcher_options)
     settings = _settings(resources, restart, liveness, checkpoints, processes, seed)
-    return make_plan(program, chosen, settings)
+    return Planner(program, chosen, settings).plan()
 
 
 def launch(
@@ -175,7 +175,7 @@ def launch(
     chosen = find_launcher(choice, launcher_options)
     processes = one_of("processes", processes, "local_resources", local_resources)
     settings = _settings(resources, restart, liveness, checkpoints, processes, seed)
-    ready = make_plan(program, chosen, settings)
+    ready = Planner(program, chosen, settings).plan()
     folder = given_or_flag("log_dir", log_dir, LOG_DIR, LOG_DIR.value)
     notice = TERMINATION_NOTICE_SECS
     options = LaunchOptions(
@@ -219,15 +219,14 @@ def _refuse_to_launch_again() -> None:
         raise LaunchError(
             f"{caller.f_code.co_filename}:{caller.f_lineno}: the script is imported by {who}, which needs "
             "only what it defines; it cannot launch the program once more. Put lp.launch, and what else "
-            "is to happen once, below: "
-            'if __name__ == "__main__":'
+            'is to happen once, below: if __name__ == "__main__":'
         )
 
 
 def _one_program(programs: Program | Sequence[Program]) -> Program:
-    if isinstance(programs, Program):
-        return programs
     match programs:
+        case Program() as program:
+            return program
         case [Program() as program]:
             return program
         case _:
@@ -263,15 +262,8 @@ def _settings(
 def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launcher:
     """Returns a launcher, with the options and hosts that the command line gives.
 
-    Args:
-        choice: As for `launch`.
-        options: Arguments of its class.
-
-    Raises:
-        UnknownLauncherError: No such launcher is installed.
-        LaunchError: The hosts or options on the command line are malformed, or it takes none.
-        TypeError: It does not take such options, or was made already.
-        ValueError: An option has a value that cannot be.
+    Mistakes on the command line are a LaunchError; those in `options`, which are arguments of its
+    class, a TypeError or ValueError.
     """
     parse_script_arguments()
     named = choice.name if isinstance(choice, Launcher) else choice or None

@@ -49,16 +49,10 @@ class Inspector:
         look_s: float = 0.0,
         unlisted: threading.Event | None = None,
     ) -> None:
-        """Wraps a program.
-
-        Args:
-            running: The program.
-            look_s: Seconds in which `running` notices that it has ended already.
-            unlisted: Set once the program has ended and is not listed any more; None if it never
-                was.
-        """
         self._running = running
+        #: Seconds in which it notices that it has ended already.
         self._look_s = look_s
+        #: Set once it has ended and is not listed any more; None if it never was.
         self._unlisted = unlisted
 
     def status(self) -> tuple[str, list[NodeStatus]]:
@@ -109,17 +103,14 @@ class Inspector:
 
 @dataclass(frozen=True)
 class RegistryEntry:
-    """A running program.
+    """A running program, as a file lists it.
 
     Attributes:
-        program: Its name.
-        launcher: Name of its launcher.
         pid: The process that launched it.
-        started_at: The time of the launch, in seconds since 1970.
+        started_at: In seconds since 1970.
         nodes: How many it has.
-        log_dir: Folder with the output of its nodes; None if none is kept.
         address: Where its `Inspector` is served.
-        secret: The secret for its clients, in hexadecimal digits.
+        secret: For clients of that, in hexadecimal digits.
     """
 
     program: str
@@ -133,12 +124,7 @@ class RegistryEntry:
 
     @contextlib.contextmanager
     def inspector(self) -> Iterator[Inspector]:
-        """Gives a client of its `Inspector`.
-
-        Raises:
-            courier.ServerUnreachableError: It has ended; calls raise this, too.
-            courier.CourierError: Its process does not answer.
-        """
+        """Gives a client of its `Inspector`; a CourierError if its process does not answer."""
         secret = courier.Secret(bytes.fromhex(self.secret))
         # It was served before the entry was written: a server that does not answer now never will.
         client = courier.Client(self.address, secret=secret, wait_for_ready=False)
@@ -156,12 +142,8 @@ _KINDS = (str, str, int, float, int, str | None, str, str)
 def publish(running: RunningProgram, launcher: str, unlisted: Callable[..., object]) -> None:
     """Lists a program until it ends, so that other shells of this user find it.
 
-    Without an entry the program runs all the same; the reason is logged.
-
-    Args:
-        running: The program.
-        launcher: Name of its launcher.
-        unlisted: Called with it once it is not listed any more, or cannot be.
+    Without an entry the program runs all the same; the reason is logged. Calls `unlisted` with the
+    program once it is not listed any more, or cannot be.
     """
     withdraw = contextlib.ExitStack()
     withdraw.callback(unlisted, running)

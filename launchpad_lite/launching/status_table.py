@@ -46,14 +46,10 @@ def _cell(value: object) -> str:
 
 
 def show(running: RunningProgram) -> None:
-    """Shows a program below a cell; one thread renews all its cells, until it has ended.
-
-    Raises:
-        NotImplementedError: There is no kernel of a notebook. IPython takes the `repr` then.
-    """
+    """Shows a program below a cell; one thread renews all its cells, until it has ended."""
     module = loaded_module("IPython")
     if module is None or getattr(module.get_ipython(), "kernel", None) is None:
-        raise NotImplementedError
+        raise NotImplementedError  # no notebook: IPython takes the `repr` then
     is_first = running not in _DISPLAYS
     place = _DISPLAYS.setdefault(running, uuid.uuid4().hex)
     module.display.display(mimes(running), raw=True, display_id=place)

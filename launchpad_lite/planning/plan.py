@@ -16,13 +16,7 @@ from launchpad_lite.graph.program import Program, program_of
 from launchpad_lite.graph.python_process import PLAIN, PythonProcess
 from launchpad_lite.graph.resources import Resources
 from launchpad_lite.life.policies import NEVER, Liveness, RestartPolicy, RestartWhen
-from launchpad_lite.nodes.base import (
-    DeclaredHandle,
-    Handle,
-    Node,
-    PlanContext,
-    Work,
-)
+from launchpad_lite.nodes.base import DeclaredHandle, Handle, Node, PlanContext, Work
 from launchpad_lite.nodes.python import SilentHandle
 from launchpad_lite.parts.settings import did_you_mean
 from launchpad_lite.worker.address import Address
@@ -46,22 +40,14 @@ class LaunchSettings(NamedTuple):
 
     Each is a mapping whose keys are groups (`"actor"`) or single nodes (`"actor[3]"`), which
     override their group; or, except for resources and processes, one value for all nodes.
-
-    Attributes:
-        resources: Their needs.
-        restart: When they restart.
-        liveness: How they show that they are not hung.
-        checkpoints: Where their state is kept.
-        processes: How their processes are started.
-        seed: Of the program, 0 or more; None: a random one.
     """
 
-    resources: ResourcesByGroup | None = None
-    restart: RestartChoice = None
-    liveness: LivenessChoice = None
-    checkpoints: CheckpointsChoice = None
-    processes: ProcessesByGroup | None = None
-    seed: int | None = None
+    resources: ResourcesByGroup | None
+    restart: RestartChoice
+    liveness: LivenessChoice
+    checkpoints: CheckpointsChoice
+    processes: ProcessesByGroup | None
+    seed: int | None
 
 
 @dataclass(frozen=True)
@@ -127,34 +113,22 @@ class Executable:
 
 
 class Service(NamedTuple):
-    """A service that runs already and is part of the graph: nothing is started for it.
+    """A service that runs already and is part of the graph: nothing is started for it."""
 
-    Attributes:
-        label: Its group.
-        name: `label[index]`.
-        description: For people, like `ExternalNode(db.example.org:6379)`.
-    """
-
-    label: str
     name: str
     description: str
 
 
 class LauncherTraits(Protocol):
-    """A launcher, as planning sees it; `launching.Launcher` is one."""
+    """A launcher, as planning sees it: the parts of `launching.Launcher`, which describes them."""
 
     name: str
     description: str
     shares_memory: bool
 
-    def notes(self, executables: Sequence[Executable]) -> Sequence[str]:
-        """Returns requests that the launcher cannot fulfil."""
-
-    def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:
-        """Returns mistakes that prevent the start."""
-
-    def placement(self, executables: Sequence[Executable]) -> Mapping[str, str]:
-        """Returns the host of each."""
+    def notes(self, executables: Sequence[Executable]) -> Sequence[str]: ...
+    def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]: ...
+    def placement(self, executables: Sequence[Executable]) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True)
@@ -256,12 +230,7 @@ class LaunchPlan:
 def _terms(member: Executable) -> str:
     """Returns the needs and settings of a node, as text."""
     kept = member.checkpoints
-    parts = [
-        str(member.resources),
-        str(member.process),
-        str(member.restart),
-        str(member.liveness),
-    ]
+    parts = [*map(str, (member.resources, member.process, member.restart, member.liveness))]
     if kept is not None:
         period = f" every {kept.period_s:g} s" if kept.period_s is not None else ""
         parts.append(f"checkpoints{period} in {kept.folder.parent.parent}")
@@ -273,39 +242,23 @@ def first_few(names: Sequence[str]) -> Sequence[str]:
     return names if len(names) <= 6 else [*names[:5], f"and {len(names) - 5} more"]
 
 
-def make_plan(
-    program: Program, launcher: LauncherTraits, settings: LaunchSettings | None = None
-) -> LaunchPlan:
-    """Plans the launch of a program.
-
-    Raises:
-        ProgramError: The program has mistakes; all are listed.
-    """
-    return _Planner(program, launcher, settings or LaunchSettings()).plan()
-
-
 class _ByNode(Generic[T]):
     """Checked settings by group, by single node, or for all."""
 
     def __init__(self, for_all: T, given: Mapping[str, T]) -> None:
-        self._for_all = for_all
+        self.for_all = for_all
         self._given = given
 
     def get(self, label: str, name: str) -> T:
-        return self._given.get(name, self._given.get(label, self._for_all))
-
-    @property
-    def is_for_all(self) -> bool:
-        """Whether one value was given for all nodes."""
-        return self._for_all is not None
+        return self._given.get(name, self._given.get(label, self.for_all))
 
     def names(self, label: str, name: str) -> bool:
         """Returns whether the node, or its group, was named."""
         return name in self._given or label in self._given
 
 
-class _Planner:
-    """Collects mistakes on the way, so that all are reported at once."""
+class Planner:
+    """Plans the launch of a program; collects mistakes on the way, so that all are reported at once."""
 
     def __init__(
         self, program: Program, launcher: LauncherTraits, settings: LaunchSettings
@@ -337,6 +290,7 @@ class _Planner:
         self._checkpoints = self._check("checkpoints", settings.checkpoints, _checkpoints_of, None)
 
     def plan(self) -> LaunchPlan:
+        """Returns the plan, or raises a ProgramError with all mistakes."""
         if not self._program.get_all_nodes():
             self._mistakes.append("it has no nodes; add some with program.add_node(...)")
         drafts = [
@@ -344,7 +298,7 @@ class _Planner:
             for label, nodes in self._program.groups.items()
             for draft in self._drafts_of_group(label, nodes)
         ]
-        if self._checkpoints.is_for_all and drafts and not self._keeps_state:
+        if self._checkpoints.for_all is not None and drafts and not self._keeps_state:
             self._mistakes.append(
                 "checkpoints are asked for, but no node has both save(folder) and restore(folder)"
             )
@@ -366,13 +320,13 @@ class _Planner:
 
     def _check(self, what: str, given: Any, parse: Callable[[Any], T], otherwise: T) -> _ByNode[T]:
         """Checks settings; keys are groups and single nodes, any other value is for all."""
-        for_all, checked = otherwise, dict[str, T]()
+        checked = dict[str, T]()
         if given is None:
-            return _ByNode(for_all, checked)
+            return _ByNode(otherwise, checked)
         if not isinstance(given, Mapping):
             if what in ("resources", "processes"):  # not all users run mypy
                 self._mistakes.append(f"{what} are a dict by group, not {given!r}")
-                return _ByNode(for_all, checked)
+                return _ByNode(otherwise, checked)
             return _ByNode(self._parse(what, given, parse, otherwise), checked)
         known = {*self._program.groups, *self._names.values()}
         for key, value in given.items():
@@ -385,7 +339,7 @@ class _Planner:
                     f"{what} for an unknown {kind} {key!r}{did_you_mean(key, known)}; "
                     f"the groups are: {groups}"
                 )
-        return _ByNode(for_all, checked)
+        return _ByNode(otherwise, checked)
 
     def _parse(self, what: str, value: Any, parse: Callable[[Any], T], otherwise: T) -> T:
         try:
@@ -420,7 +374,7 @@ class _Planner:
                 self._mistakes.append(f"{name}: {error}")
                 continue
             if not tasks:
-                self._services[node.key] = Service(label, name, node.description)
+                self._services[node.key] = Service(name, node.description)
             for task in tasks:
                 caller = f"{name} {task.description}"
                 try:
