@@ -30,19 +30,11 @@ class Address(lp.Address):
             super().bind(builder)
 
     def resolve(self) -> str:
-        """Returns `host:port`.
-
-        Raises:
-            UnresolvedAddressError: A RuntimeError: it is not filled in yet.
-        """
+        """Returns `host:port`; raises a RuntimeError if it is not filled in yet."""
         return self._fixed if self._fixed is not None else super().resolve()
 
     def assign(self, node: Any) -> None:
-        """Makes it one of a node's addresses.
-
-        Raises:
-            ValueError: Another node has it.
-        """
+        """Makes it one of a node's addresses; a ValueError if another node has it."""
         if self._owner not in (None, node):
             raise ValueError(f"{self!r} belongs to {self._owner!r} already")
         if self._owner is None:
@@ -79,11 +71,7 @@ class SimpleLocalAddressBuilder(AbstractAddressBuilder):
 
 
 def get_port_from_address(address: str) -> int:
-    """Returns the port; one with a name is the number in the environment variable `LP_PORT_<name>`.
-
-    Raises:
-        ValueError: There is no port, or the variable is not set.
-    """
+    """Returns the port; one with a name is the number in the environment variable `LP_PORT_<name>`."""
     port = address.rpartition(":")[2]
     if not port.isdigit():
         port = os.environ.get(f"LP_PORT_{port}", port)

@@ -81,13 +81,9 @@ _context: contextvars.ContextVar[LaunchContext | None] = contextvars.ContextVar(
 
 
 def get_context() -> LaunchContext:
-    """Returns the context of the calling node, also in methods that others call.
-
-    Raises:
-        AssertionError: No node runs here, as in the original.
-    """
+    """Returns the context of the calling node, also in methods that others call."""
     context = _context.get()
-    if context is None:
+    if context is None:  # an AssertionError as in the original
         raise AssertionError("no launch context here: get_context() is for nodes that run")
     return context
 

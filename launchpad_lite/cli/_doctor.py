@@ -18,9 +18,7 @@ Check = Callable[[], Finding]
 def diagnose(launcher: Launcher | None, *, as_json: bool) -> int:
     """Prints what checks find; returns the exit code: 1 if one fails.
 
-    Args:
-        launcher: The one that must work; None: those that are installed may.
-        as_json: Whether to print JSON in place of lines.
+    A `launcher` that is named must work; without it, those that are installed may.
     """
     own = _checks_of_all() if launcher is None else launcher.checks()
     findings: list[dict[str, str]] = []

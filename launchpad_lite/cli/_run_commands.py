@@ -25,32 +25,16 @@ _FOLLOW_S = 0.2
 def ask_attached(
     command: str, running: RunningProgram, nodes: Sequence[str], *, follow: bool
 ) -> None:
-    """Runs a command for a program that continues without the process that launched it.
-
-    Args:
-        command: One of `COMMANDS`.
-        running: The program.
-        nodes: As for `ask_listed`.
-        follow: As for `ask_listed`.
-
-    Raises:
-        LaunchError: It cannot be done.
-    """
+    """Runs a command for a program that continues without the process that launched it."""
     _ask(command, Inspector(running, _LOOK_S), running.log_dir, nodes, follow=follow)
 
 
 def ask_listed(command: str, words: Sequence[str], *, follow: bool) -> None:
-    """Runs a command for a running program of this user.
+    """Runs a command for a running program of this user; `status` without words lists all programs.
 
-    Args:
-        command: One of `COMMANDS`; `status` without words lists all programs.
-        words: The program (its name, or the number of the process that launched it; by default the
-            newest, but `stop` asks for one of several), then nodes (`label` or `label[replica]`; by
-            default all).
-        follow: Whether `logs` continues until the program ends.
-
-    Raises:
-        LaunchError: There is no such program or node, or it does not answer.
+    Words are the program (its name, or the number of the process that launched it; by default the
+    newest, but `stop` asks for one of several), then nodes (`label` or `label[replica]`; by default
+    all).
     """
     entries, passed_over = running_programs()
     if command == "status" and not words:

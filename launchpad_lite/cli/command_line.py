@@ -121,11 +121,7 @@ _USAGE_ERROR = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line and returns the exit code.
-
-    Args:
-        argv: Arguments without the program's name; by default those of this process.
-    """
+    """Runs a command line, by default that of this process, and returns the exit code."""
     return _guarded(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
 
 
@@ -213,12 +209,7 @@ def _run(arguments: list[str]) -> int:
 def _run_original(arguments: list[str], options: Sequence[str]) -> NoReturn:
     """Becomes a script that finds the package `launchpad` of launchpad-lite-compat.
 
-    Args:
-        arguments: The command line.
-        options: Those before `--compat` that are no flags.
-
-    Raises:
-        LaunchpadError: No script is named, the package is not there, or an option is unknown.
+    `options` are those before `--compat` that are no flags.
     """
     place = arguments.index(_COMPAT)
     before, rest = arguments[:place], arguments[place + 1 :]
@@ -428,13 +419,10 @@ def _first_word(rest: Sequence[str]) -> int:
 def _take_launcher(
     rest: list[str], command: str, without: Collection[str] = (), *, name: str | None = None
 ) -> tuple[Launcher, Sequence[str]]:
-    """Makes the launcher, with its options from before the program; returns the names of all.
+    """Makes the launcher; returns it and the names of its options.
 
-    Args:
-        rest: Of the command line; its options are removed from it.
-        command: The command.
-        without: Names that mean something else.
-        name: Of the launcher; None: that of the command line.
+    Takes its options from before the program, except for names in `without`, which mean something
+    else.
     """
     if command == "emit":
         name = _take_name(rest)
@@ -517,11 +505,7 @@ def _emit(ready: LaunchPlan, launcher: Launcher, output: str | None) -> None:
 def find_program(path: str) -> Callable[..., Any] | Program:
     """Returns the function that makes a program, or a program that is ready.
 
-    Args:
-        path: `module:function` or `path/to/file.py:function`.
-
-    Raises:
-        ProgramPathError: It cannot be imported or found.
+    `path` is `module:function` or `path/to/file.py:function`.
     """
     place, _, name = path.partition(":")
     module = _import(place)
@@ -540,17 +524,13 @@ def make_program(
     arguments: Sequence[str],
     options: Sequence[str],
 ) -> Program:
-    """Calls the function that makes a program.
+    """Calls the function that makes a program, if it is not a program already.
 
     Args:
         function: Makes it, or is it.
         place: The name of the function in errors.
-        arguments: `--name=value` for flags that its module defines and for its own arguments,
-            converted to the types of its annotations or defaults.
+        arguments: `--name=value` for flags that its module defines and for its own arguments.
         options: Names of the launcher's options, in case one is misspelt.
-
-    Raises:
-        ProgramPathError: It cannot be called so.
     """
     # The module has defined its flags by now.
     _, *rest = parse_known(["launch", *arguments])

@@ -50,9 +50,6 @@ class Deferred(Generic[T]):
 
         One with handles in its arguments is constructed each time: they may become clients of
         another launch.
-
-        Raises:
-            Exception: As the constructor raises.
         """
         args = tuple(map(maybe_dereference, self.args))
         kwargs = {name: maybe_dereference(value) for name, value in self.kwargs.items()}

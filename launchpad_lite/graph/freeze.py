@@ -22,12 +22,7 @@ from launchpad_lite.nodes.base import Handle, Node, Work
 
 
 class UnfreezableError(Exception):
-    """Something in a node cannot be pickled.
-
-    Attributes:
-        mistakes: What cannot be pickled, and where.
-        handles: The handles in the node.
-    """
+    """Something in a node cannot be pickled. Tells all of that, and the handles in the node."""
 
     def __init__(self, mistakes: Sequence[str], handles: Sequence[Handle[Any]]) -> None:
         super().__init__("; ".join(mistakes))
@@ -51,13 +46,9 @@ class LeftBehind:
 
 
 class FrozenWork(NamedTuple):
-    """A node's work, which can be sent if nothing is shared.
+    """A node's work, pickled, with the handles in it. It can be sent if nothing is shared.
 
-    Attributes:
-        data: The pickle.
-        handles: The handles in it, by position.
-        shared: Objects that are not copied but used by the worker as they are; only for workers
-            in the same process.
+    `shared` are objects that workers in the same process use as they are, without a copy.
     """
 
     data: bytes
@@ -65,11 +56,7 @@ class FrozenWork(NamedTuple):
     shared: tuple[object, ...] = ()
 
     def thaw(self) -> Work:
-        """Returns the work, with a client in place of each handle.
-
-        Raises:
-            Exception: As loading the user's classes raises.
-        """
+        """Returns the work, with a client in place of each handle."""
         work: Work = _Thawer(self).load()
         return work
 
@@ -93,15 +80,12 @@ def _load_frozen(data: bytes, handles: bytes, shared: tuple[object, ...]) -> Fro
 
 
 def freeze(work: Work, *, share: bool = False, search: "HandleSearch | None" = None) -> FrozenWork:
-    """Pickles work.
+    """Pickles work, or raises an UnfreezableError.
 
     Args:
         work: The work of a worker.
         share: Whether to share objects without handles instead of copying them.
         search: Results for objects that several works may hold.
-
-    Raises:
-        UnfreezableError: Something in it cannot be pickled.
     """
     buffer = io.BytesIO()
     search = search or HandleSearch()
@@ -233,16 +217,15 @@ def _children(obj: object) -> Iterator[tuple[_Step, object]]:
         for index, value in enumerate(list(obj)):
             yield ("[{}]", index), value
     elif isinstance(obj, types.MethodType):
-        yield (".{}", "__self__"), obj.__self__
-        yield (".{}", "__func__"), obj.__func__
+        for name in ("__self__", "__func__"):
+            yield (".{}", name), getattr(obj, name)
     elif isinstance(obj, types.FunctionType):
         yield from _parts_of_function(obj)
     elif isinstance(obj, types.CellType):
         yield from _content_of_cell(obj)
     elif isinstance(obj, functools.partial):
-        yield (".{}", "func"), obj.func
-        yield (".{}", "args"), obj.args
-        yield (".{}", "keywords"), obj.keywords
+        for name in ("func", "args", "keywords"):
+            yield (".{}", name), getattr(obj, name)
     elif _is_array_of_objects(obj):
         yield (".{}", "flat"), list(obj.flat)  # type: ignore[attr-defined]
     yield from _attributes(obj)

@@ -42,12 +42,7 @@ class PythonProcess:
 
     @classmethod
     def of(cls, given: "PythonProcess | Mapping[str, Any]") -> "PythonProcess":
-        """Takes an object or a dict: `{"env": {"OMP_NUM_THREADS": "1"}}`.
-
-        Raises:
-            TypeError: Neither PythonProcess nor a mapping, or a value is of the wrong type.
-            ValueError: An unknown setting, or an impossible name.
-        """
+        """Takes an object or a dict: `{"env": {"OMP_NUM_THREADS": "1"}}`."""
         if isinstance(given, PythonProcess):
             return given
         return cls(**checked_fields(cls, given, "lp.PythonProcess"))

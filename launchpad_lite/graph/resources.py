@@ -41,12 +41,7 @@ class Resources:
 
     @classmethod
     def of(cls, given: "Resources | Mapping[str, Any]") -> "Resources":
-        """Takes resources as users write them: `{"cpu": 2, "ram": 2, "gpu": 1}` too.
-
-        Raises:
-            TypeError: Neither Resources nor a mapping, or a value is no number.
-            ValueError: An unknown name, or a negative number.
-        """
+        """Takes resources as users write them: `{"cpu": 2, "ram": 2, "gpu": 1}` too."""
         if isinstance(given, Resources):
             return given
         return cls(**checked_fields(cls, _respelled(given), "lp.Resources", called="resource"))

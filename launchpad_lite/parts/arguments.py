@@ -21,11 +21,7 @@ def name_of(constructor: object) -> str:
 
 
 def one_of(name: str, value: Any, original_name: str, original: Any) -> Any:
-    """Returns an argument that has a name of the original's, too; None if it is not given.
-
-    Raises:
-        TypeError: It is given under both names.
-    """
+    """Returns an argument that has a name of the original's, too; a TypeError if both are given."""
     if value is not None and original is not None:
         raise TypeError(f"{original_name} is the original's name of {name}; give one of them")
     return original if value is None else value
@@ -46,12 +42,7 @@ def parameters_of(taker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def kinds_of(taker: Callable[..., Any], name: str) -> Collection[Any]:
-    """Returns the types that an argument of a function or class may have.
-
-    Args:
-        taker: The function or class.
-        name: The argument, whose annotation counts, or else its default.
-    """
+    """Returns the types that an argument may have, by its annotation, or else its default."""
     hints: dict[str, Any] = {}
     bases = taker.__mro__[::-1] if inspect.isclass(taker) else ()
     makers = [vars(base)["__init__"] for base in bases if "__init__" in vars(base)]
@@ -63,12 +54,9 @@ def kinds_of(taker: Callable[..., Any], name: str) -> Collection[Any]:
 
 
 def convert(text: str, kinds: Collection[Any]) -> Any:
-    """Returns a text as a value of one of some types; empty text is true where one is `bool`.
+    """Returns a text as a value of one of some types; a ValueError if it fits none.
 
-    A list is written as words of a shell, a mapping as JSON.
-
-    Raises:
-        ValueError: It fits none of them.
+    Empty text is true where one is `bool`. A list is written as words of a shell, a mapping as JSON.
     """
     if bool in kinds:
         if text.lower() not in ("", "true", "1", "yes", "false", "0", "no"):

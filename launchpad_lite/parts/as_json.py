@@ -15,12 +15,9 @@ from courier.lowlevel import Parcel
 
 
 def to_json(value: Any, *, most_bytes: float = math.inf) -> Any:
-    """Returns a value for `json.dumps`.
+    """Returns a dataclass, or a value of its fields, for `json.dumps`.
 
-    Args:
-        value: A dataclass, or a value of its fields: text, a number, an enum, a path, a mapping of
-            text, a sequence, a pickled exception.
-        most_bytes: Larger exceptions are left out; their text stays.
+    Pickled exceptions above `most_bytes` are left out; their text stays.
     """
     if isinstance(value, Parcel):
         if value.total_bytes > most_bytes:

@@ -36,11 +36,7 @@ def folder_of_runs() -> Path:
 
 
 def make_folder_of_runs() -> Path:
-    """Makes and returns the same; it is this user's own, unless the user has named it.
-
-    Raises:
-        OSError: As `make_folder` and `make_own_folder`.
-    """
+    """Makes and returns the same; it is this user's own, unless the user has named it."""
     # Everybody can guess its name, and may have been there first.
     make = make_folder if os.environ.get(LOG_DIR_VARIABLE) else make_own_folder
     make(folder_of_runs())
@@ -74,14 +70,9 @@ def _previous(path: Path) -> Path:
 
 
 class FollowedLog:
-    """A log that grows, for one reader. For one thread."""
+    """A log that grows, for one reader. For one thread. Its files may come later."""
 
     def __init__(self, path: Path) -> None:
-        """Prepares it; the file may come later.
-
-        Args:
-            path: Of its newest file.
-        """
         self._path = path
         self._file: BinaryIO | None = None
 
@@ -127,14 +118,9 @@ class FollowedLog:
 
 
 class FollowedLogs:
-    """The logs of a run that grow, for one reader. For one thread."""
+    """The logs of a run that grow, for one reader. For one thread. Logs may come later."""
 
     def __init__(self, folder: Path) -> None:
-        """Prepares it; logs may come later.
-
-        Args:
-            folder: Of the logs.
-        """
         self._folder = folder
         self._logs: dict[str, FollowedLog] = {}
 
@@ -149,14 +135,11 @@ class LogFile:
     """A log, open for appending. For one thread."""
 
     def __init__(self, path: Path, limit_bytes: float) -> None:
-        """Opens it.
+        """Opens it; an OSError if that is not possible, for instance because it is a link.
 
         Args:
             path: Of its newest file, in a folder that was checked.
             limit_bytes: The limit; infinity: none.
-
-        Raises:
-            OSError: It cannot be opened, for instance because it is a link.
         """
         self._path = path
         self._most = limit_bytes / _PIECES
@@ -164,11 +147,7 @@ class LogFile:
         self._bytes = 0 if math.isinf(limit_bytes) else os.fstat(self._descriptor).st_size
 
     def write(self, data: bytes) -> None:
-        """Appends to it.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Appends to it."""
         while len(data) > self._most - self._bytes and (cut := self._cut(data)) is not None:
             self._append(data[:cut])
             data = data[cut:]
@@ -214,5 +193,4 @@ class LogFile:
             file.write(note)
 
     def close(self) -> None:
-        """Closes it."""
         os.close(self._descriptor)

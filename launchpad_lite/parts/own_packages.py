@@ -50,8 +50,7 @@ def _find(name: str) -> str:
 def refuse_original() -> None:
     """Refuses an environment where the original Launchpad is installed beside us.
 
-    Raises:
-        ImportError: It is so. The message has the commands that repair it.
+    The ImportError has the commands that repair it.
     """
     from courier.lowlevel import refuse_others
 

@@ -22,12 +22,7 @@ _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder, and those above it that are missing, for this user only; checks them all.
-
-    Raises:
-        PermissionError: As `check_folder`.
-        OSError: It cannot be made.
-    """
+    """Makes a folder, and those above it that are missing, for this user only; checks them all."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     if missing:
         check_folder(missing[-1].parent)  # else a stranger could enter them
@@ -38,7 +33,7 @@ def make_folder(folder: Path) -> None:
 
 
 def make_own_folder(folder: Path) -> Path:
-    """Makes a private folder as `make_folder`; raises as that and `open_own_folder`."""
+    """Makes a folder as `make_folder`, and checks it as `check_own_folder`."""
     make_folder(folder)
     check_own_folder(folder)
     return folder
@@ -55,8 +50,6 @@ def open_own_folder(folder: Path) -> int:
     Raises:
         PermissionError: As `check_folder`; or it is a link, belongs to another user, or others may
             write to it.
-        FileNotFoundError: There is none.
-        OSError: It cannot be read.
     """
     check_folder(folder)
     if folder.is_symlink():
@@ -87,7 +80,6 @@ def check_folder(folder: Path) -> None:
 
     Raises:
         PermissionError: A stranger could; it names the unsafe folder.
-        OSError: It cannot be read.
     """
     folder.stat()  # raises if it is missing, or a link on the way is broken
     for each in _way(folder.absolute()):
@@ -147,12 +139,7 @@ def _refusal(path: Path, command: str) -> PermissionError:
 def open_private(path: Path, *, is_new: bool = False) -> int:
     """Returns a descriptor for appending to a file, which is made for this user only.
 
-    Args:
-        path: Of a file in a folder that was checked.
-        is_new: Whether to replace an existing file.
-
-    Raises:
-        OSError: It cannot be opened, for instance because it is a link.
+    Its folder must have been checked. A link is an OSError. `is_new` replaces an existing file.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | _OPEN
     if is_new:
@@ -164,13 +151,11 @@ def open_private(path: Path, *, is_new: bool = False) -> int:
 def open_to_read(path: Path, *, dir_fd: int | None = None) -> int:
     """Returns a descriptor of a file that only this user or root could have written.
 
-    Args:
-        path: Of a file in a folder that was checked.
-        dir_fd: Of that folder, in which case no other user can put another one in its place.
+    Its folder must have been checked; with `dir_fd`, its descriptor, no other user can put another
+    folder in its place. A link is an OSError.
 
     Raises:
         PermissionError: Others could have, or it is a FIFO or the like.
-        OSError: It cannot be read, for instance because it is a link.
     """
     name = path if dir_fd is None else path.name
     descriptor = os.open(name, os.O_RDONLY | _OPEN, dir_fd=dir_fd)
@@ -190,11 +175,7 @@ def read_private(path: Path) -> bytes:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Writes a file for this user only, in a folder that was checked: atomically.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Writes a file for this user only, in a folder that was checked: atomically."""
     aside = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
     try:
         with os.fdopen(open_private(aside, is_new=True), "wb") as file:

@@ -8,17 +8,10 @@ from typing import Any
 def checked_fields(
     kind: type, given: object, expected: str, *, called: str = "setting"
 ) -> dict[str, Any]:
-    """Returns the fields of a dataclass that a dict gives.
+    """Returns the fields of a dataclass that a user's dict gives.
 
-    Args:
-        kind: The dataclass.
-        given: The user's value.
-        expected: Allowed types besides a dict; for messages.
-        called: The kind of a field; for messages.
-
-    Raises:
-        TypeError: It is no mapping.
-        ValueError: A name is unknown.
+    Raises a TypeError if it is no dict, and a ValueError for unknown names. For their messages,
+    `expected` names the types besides a dict, and `called` the kind of a field.
     """
     if not isinstance(given, Mapping):
         raise TypeError(f"expected {expected} or a dict, got {given!r}")

@@ -12,22 +12,14 @@ __all__ = ["check_nodes_are_serializable", "check_program", "enable_lru_cache_pi
 
 
 def check_program(program: lp.Program) -> None:
-    """Checks all nodes of a program. Mistakes of other kinds are left to the launch, which names them all.
-
-    Raises:
-        RuntimeError: One cannot be pickled; the message tells what in it.
-    """
+    """Checks all nodes of a program. Mistakes of other kinds are left to the launch, which names them all."""
     for label, nodes in program.groups.items():
         with contextlib.suppress(ValueError):
             check_nodes_are_serializable(label, nodes)
 
 
 def check_nodes_are_serializable(label: str, nodes: Sequence[lp.Node[Any]]) -> None:
-    """Checks the nodes of a group.
-
-    Raises:
-        RuntimeError: One cannot be pickled; the message tells what in it.
-    """
+    """Checks the nodes of a group; a RuntimeError tells what in one cannot be pickled."""
     for replica, node in enumerate(nodes):
         try:
             for task in node.to_executables(

@@ -57,12 +57,7 @@ def choose(terminal: str | None) -> str | None:
 
 
 def show(terminal: str, running: lp.RunningProgram) -> None:
-    """Opens a window for each node. They close with the program.
-
-    Args:
-        terminal: As `choose` returned it.
-        running: The program to show.
-    """
+    """Opens a window for each node, as `choose` returned it. They close with the program."""
     nodes = [each.name for each in running.plan.executables]
     if terminal in _WINDOWS:
         before, after = _WINDOWS[terminal]

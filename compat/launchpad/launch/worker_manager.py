@@ -26,13 +26,10 @@ _LOOK_S = 0.05
 
 
 class WorkerManager:
-    """A launched program. Thread-safe.
-
-    Attributes:
-        running: The same program in launchpad-lite.
-    """
+    """A launched program. Thread-safe."""
 
     def __init__(self, running: lp.RunningProgram, *, shares_memory: bool) -> None:
+        #: The same program in launchpad-lite.
         self.running = running
         self._shares_memory = shares_memory
         #: Whether something other than the script ends it.
@@ -138,10 +135,9 @@ def take_tests() -> list[WorkerManager]:
 
 
 def end_tests(managers: Iterable[WorkerManager] | None = None) -> None:
-    """Ends programs, and waits for that; raises what failed, if that was not raised yet.
+    """Ends programs, by default those of `take_tests`, and waits for that.
 
-    Args:
-        managers: The programs; None means those of `take_tests`.
+    Raises what failed, if that was not raised yet.
     """
     with contextlib.ExitStack() as endings:  # of all, also if one raises
         for manager in take_tests() if managers is None else managers:

@@ -25,12 +25,7 @@ __all__ = ["Handle", "Node", "OriginalClassNode", "OriginalNode", "RunningNode",
 
 @dataclass(frozen=True)
 class RunningNode:
-    """A node that runs here.
-
-    Attributes:
-        runtime: Its `NodeRuntime`.
-        addresses: Where it may listen.
-    """
+    """A node that runs here, and where it may listen."""
 
     runtime: Any
     addresses: Sequence[lp.Address]
@@ -60,11 +55,7 @@ class OriginalNode(Node[Any]):
         return own
 
     def allocate_address(self, address: Address) -> None:
-        """Makes an address one of this node's.
-
-        Raises:
-            ValueError: Another node has it.
-        """
+        """Makes an address one of this node's; a ValueError if another node has it."""
         address.assign(self)
 
     @property

@@ -15,12 +15,8 @@ def make_courier_server(
     """Returns a server of an object's public methods, not started.
 
     In a node, at the port of one of its addresses, it is the server that handles of the node reach.
-
-    Args:
-        instance: The object.
-        *courier_args: A name, which has no effect, and then the port.
-        port: Where to listen; None takes a free one.
-        **courier_kwargs: See `courier.Server`.
+    `courier_args` are a name, which has no effect, and then the port; without it, a free one is
+    taken. `courier_kwargs` are those of `courier.Server`.
     """
     if len(courier_args) > 1:
         port = courier_args[1]
