@@ -13,25 +13,7 @@ from collections.abc import Sequence
 
 import courier
 from courier import lowlevel
-from launchpad_lite.life.events import (
-    Constructed,
-    CutShort,
-    EndCalls,
-    Ended,
-    Event,
-    Failed,
-    Finish,
-    Kill,
-    KillAsked,
-    Leaving,
-    NodeAction,
-    Said,
-    Start,
-    StopAsked,
-    StopReceived,
-    Terminate,
-    Tick,
-)
+from launchpad_lite.life import events
 from launchpad_lite.life.policies import Liveness
 from launchpad_lite.life.program_life import NodeTerms, ProgramLife
 from launchpad_lite.life.result import WORK_DONE, ProgramResult
@@ -97,7 +79,7 @@ class Parts(ThreadHost):
         """
         self.outer = outer
         #: From any thread; a SimpleQueue survives when a thread is ended by force in `put`.
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
         super().__init__(outer.setup.host, self._events.put, _TIMING.handlers_s)
         self._parts = {
             name: _Part(self, index, name, work) for index, (name, work) in enumerate(works)
@@ -128,45 +110,45 @@ class Parts(ThreadHost):
                 result = self._supervise(until_first)
             except BaseException:
                 # The whole is being ended by force: there is no time for requests.
-                self._events.put(KillAsked())
+                self._events.put(events.KillAsked())
                 self._supervise(until_first)
                 raise
             finally:
                 self._tell_forced()
                 self.close()
         for failure in result.cut_short:
-            self.outer.say(CutShort, dataclasses.replace(failure, node=self.outer.name))
+            self.outer.say(events.CutShort, dataclasses.replace(failure, node=self.outer.name))
         self._raise_failure(result)
 
     def _supervise(self, until_first: bool) -> ProgramResult:
-        event: Event = Tick()
+        event: events.Event = events.Tick()
         while True:
             for action in self._life.handle(event, time.monotonic()):
-                if isinstance(action, Finish):
+                if isinstance(action, events.Finish):
                     return action.result
                 self.perform(action)
             if self._life.stopping:
                 # Only now: a part whose call fails thereby knows already that it was asked to end.
                 self.outer.clients.do(lowlevel.stop_waiting)
             self._note(event)
-            if until_first and isinstance(event, Ended):
-                self._events.put(StopAsked(WORK_DONE))
+            if until_first and isinstance(event, events.Ended):
+                self._events.put(events.StopAsked(WORK_DONE))
             try:
                 event = self._events.get(timeout=_LOOK_S)
             except queue.Empty:
-                event = Tick()
+                event = events.Tick()
 
-    def make(self, start: Start) -> NodeThread:
+    def make(self, start: events.Start) -> NodeThread:
         """Returns the thread of a part."""
         part = self._parts[start.node]
         return NodeThread(part.runtime, part.run, f"{self.outer.name} {part.name}")
 
-    def perform(self, action: NodeAction) -> None:
+    def perform(self, action: events.NodeAction) -> None:
         """Does the actions on parts; clients from handles belong to the whole."""
         match action:
-            case EndCalls():
+            case events.EndCalls():
                 self.outer.clients.do(lowlevel.stop_calling)
-            case Terminate(node) | Kill(node):
+            case events.Terminate(node) | events.Kill(node):
                 if node in self._forced:
                     return  # a second exception could hit the clean-up that the first one led to
                 self._forced[node] = self.nodes[node].is_alive
@@ -175,30 +157,30 @@ class Parts(ThreadHost):
                 pass
         super().perform(action)
 
-    def hear(self, part: _Part, said: Said) -> None:
+    def hear(self, part: _Part, said: events.Said) -> None:
         """Takes an event of a part, from any thread."""
         match said:
-            case StopAsked():
+            case events.StopAsked():
                 self.outer.ask_stop()
-            case CutShort():
-                self.outer.say(CutShort, said.failure)
-            case Failed():
+            case events.CutShort():
+                self.outer.say(events.CutShort, said.failure)
+            case events.Failed():
                 failure = dataclasses.replace(said.failure, node=part.name)
-                self._events.put(Failed(part.name, 0, failure))
-            case Constructed() | Leaving() | StopReceived():
+                self._events.put(events.Failed(part.name, 0, failure))
+            case events.Constructed() | events.Leaving() | events.StopReceived():
                 self._events.put(dataclasses.replace(said, node=part.name, attempt=0))
             case _:
                 pass
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: events.Event) -> None:
         """Reports changes of the whole after an event of a part."""
         parts = self._parts.values()
         match event:
-            case Constructed():
+            case events.Constructed():
                 self._parts[event.node].runs = event.runs
-            case Ended():
+            case events.Ended():
                 self._parts[event.node].has_ended = True
-            case StopReceived():
+            case events.StopReceived():
                 self._parts[event.node].listens = event.listens
                 if all(part.listens or part.has_ended for part in parts):
                     self.outer.listen()

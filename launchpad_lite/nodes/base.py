@@ -157,6 +157,8 @@ class Node(abc.ABC, Generic[T]):
 
     #: What it runs, for its description.
     _what = ""
+    #: Where it will listen.
+    _addresses: Sequence[Address] = ()
 
     def __init__(self) -> None:
         #: Identity of the node; the address of its own service has it too.
@@ -178,7 +180,7 @@ class Node(abc.ABC, Generic[T]):
     @property
     def addresses(self) -> Sequence[Address]:
         """Where the node will listen."""
-        return ()
+        return self._addresses
 
     @property
     def description(self) -> str:

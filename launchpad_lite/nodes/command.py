@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import copy
 import ctypes
+import dataclasses
 import functools
 import math
 import os
@@ -20,7 +21,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -124,27 +125,10 @@ class EndpointHandle(Handle[Endpoint]):
         return Endpoint(self.address.resolve())
 
 
-class _DeclaredEndpointHandle(DeclaredHandle):
-    """A declared handle that does not wait, once it belongs to a command."""
-
-    def __init__(self, declared: DeclaredHandle) -> None:
-        self.name = declared.name
-        self._declared = declared
-
-    @property
-    def node_key(self) -> str:  # type: ignore[override]
-        return self._declared.node_key
-
-    @property
-    def target(self) -> Handle[Any] | None:  # type: ignore[override]
-        target = self._declared.target
-        return None if target is None else _without_waiting(target)
-
-
 def _without_waiting(handle: Handle[Any]) -> Handle[Any]:
     """Returns a handle that gives an endpoint at once, and not a client, if it can."""
-    if isinstance(handle, DeclaredHandle):
-        return _DeclaredEndpointHandle(handle)
+    if isinstance(handle, DeclaredHandle) and handle.target is not None:
+        handle = handle.target
     # Two commands may use each other.
     if isinstance(handle, EndpointHandle):
         return handle.without_waiting()
@@ -212,15 +196,14 @@ class CommandNode(Node[Endpoint]):
         if len(set(listens)) < len(listens):
             raise ValueError(f"the names in listens are not all different: {list(listens)}")
         addresses = {name: Address(name, is_foreign=True) for name in listens}
-        used: dict[str, Handle[Any]] = {}
-        for name, handle in (uses or {}).items():
+        used = dict(uses or {})
+        for name, handle in used.items():
             if not isinstance(handle, Handle):
                 raise TypeError(
                     f"uses[{name!r}] is a handle, as add_node() returns it, not {handle!r}"
                 )
             if name in addresses:
                 raise ValueError(f"{name!r} is both an address of the command and one it uses")
-            used[name] = _without_waiting(handle)
         env = {str(name): str(value) for name, value in (env or {}).items()}
         folder = None if cwd is None else os.fspath(cwd)
         if ready is not None:
@@ -238,12 +221,8 @@ class CommandNode(Node[Endpoint]):
         self._work = CommandWork(
             tuple(argv), addresses, Address("ready"), used, env, folder, ready, ready_timeout_s
         )
-
-    @property
-    def addresses(self) -> Sequence[Address]:
-        """Where the command will listen."""
         # Its own name, if it has one, is shown in place of ours.
-        return (self._work.control, *self._work.addresses.values())
+        self._addresses = (self._work.control, *addresses.values())
 
     def create_handle(self) -> EndpointHandle:
         """Returns a new handle; in a running node it becomes the endpoint."""
@@ -252,7 +231,10 @@ class CommandNode(Node[Endpoint]):
 
     def to_executables(self, context: PlanContext) -> Sequence[Task]:  # noqa: ARG002
         """Returns one task."""
-        return [Task(self._work, self.addresses, self.description)]
+        # By now, all nodes that were declared are known.
+        uses = {name: _without_waiting(handle) for name, handle in self._work.uses.items()}
+        work = dataclasses.replace(self._work, uses=uses)
+        return [Task(work, self.addresses, self.description)]
 
 
 def _argv_of(command: object) -> list[str]:
@@ -264,12 +246,9 @@ def _argv_of(command: object) -> list[str]:
         raise TypeError(
             f"a command is a list of a program and its arguments, or one text, not {command!r}"
         )
-    argv = []
-    for part in command:
-        text = os.fspath(part) if isinstance(part, os.PathLike) else part
-        if not isinstance(text, str):
-            raise TypeError(f"an argument of a command is text, not {part!r}")
-        argv.append(text)
+    argv = [os.fspath(part) if isinstance(part, os.PathLike) else part for part in command]
+    if other := [part for part in argv if not isinstance(part, str)]:
+        raise TypeError(f"an argument of a command is text, not {other[0]!r}")
     if not argv or not argv[0]:
         raise ValueError("CommandNode takes a program and its arguments; there is none")
     return argv
@@ -302,10 +281,10 @@ class CommandWork:
     addresses: Mapping[str, Address]
     control: Address
     uses: Mapping[str, Any]
-    env: Mapping[str, str] = field(default_factory=dict)
-    cwd: str | None = None
-    ready: str | None = None
-    ready_timeout_s: float = 60.0
+    env: Mapping[str, str]
+    cwd: str | None
+    ready: str | None
+    ready_timeout_s: float
 
     def __call__(self, runtime: NodeRuntime) -> None:
         """Does it."""

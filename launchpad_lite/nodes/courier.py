@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import courier
 from launchpad_lite.nodes.base import (
@@ -12,9 +13,8 @@ from launchpad_lite.nodes.base import (
     PlanContext,
     Task,
     check_arguments,
-    named_arguments,
 )
-from launchpad_lite.nodes.python import refuse_async, require_callable
+from launchpad_lite.nodes.python import ClassWork, RunSwitch, refuse_async, require_callable
 from launchpad_lite.parts.arguments import name_of
 from launchpad_lite.worker.address import Address
 from launchpad_lite.worker.runtime import NodeRuntime, keep_client
@@ -103,7 +103,7 @@ def describe_target(handle: object, who: str) -> str:
     )
 
 
-class CourierNode(Node[T], Generic[T]):
+class CourierNode(RunSwitch, Node[T], Generic[T]):
     """Constructs an object, serves its public methods, and runs its `run()` if it has one.
 
     The server starts when the constructor has returned. With a `run` the node
@@ -162,7 +162,6 @@ class CourierNode(Node[T], Generic[T]):
         self._what = name_of(constructor)
         self._args = args
         self._kwargs: Mapping[str, Any] = kwargs
-        self._run = True
         self._server_options = _checked_options(
             "courier_kwargs", courier_kwargs or {}, _SERVER_OPTIONS
         )
@@ -177,6 +176,7 @@ class CourierNode(Node[T], Generic[T]):
             "courier_client_kwargs", courier_client_kwargs or {}, _CLIENT_OPTIONS
         )
         self._address = Address("courier", self._server_options.pop("port", None))
+        self._addresses = (self._address,)
 
     def configure(self, *args: Any, **kwargs: Any) -> None:
         """Replaces the constructor's arguments: the way to draw a cycle.
@@ -187,23 +187,10 @@ class CourierNode(Node[T], Generic[T]):
         self._args = args
         self._kwargs = kwargs
 
-    def disable_run(self) -> None:
-        """The node only serves, even if its object has a `run`."""
-        self._run = False
-
-    def enable_run(self) -> None:
-        """Takes `disable_run` back."""
-        self._run = True
-
     @property
     def courier_address(self) -> Address:
         """Where the node will listen."""
         return self._address
-
-    @property
-    def addresses(self) -> Sequence[Address]:
-        """Where the node will listen."""
-        return (self._address,)
 
     def create_handle(self) -> CourierHandle[T]:
         """Returns a new handle to this node; works before and after it is added."""
@@ -218,32 +205,23 @@ class CourierNode(Node[T], Generic[T]):
             self._constructor,
             self._args,
             self._kwargs,
+            self._run,
             self._address,
             self._server_options,
-            self._run,
         )
         may_keep_state = may_have_state(self._constructor)
         return [Task(work, self.addresses, self.description, may_keep_state=may_keep_state)]
 
 
-class CourierWork(NamedTuple):
+@dataclass(frozen=True)
+class CourierWork(ClassWork):
     """Constructs an object, serves it and runs it."""
 
-    constructor: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
     address: Address
     server_options: Mapping[str, Any]
-    run_enabled: bool
 
-    def __call__(self, runtime: NodeRuntime) -> None:
-        """Does it."""
-        instance = self.constructor(*self.args, **self.kwargs)
-        # Restored before calls, saved after them.
-        with runtime.state.kept(instance, runtime.leaves_well):
-            self._serve(instance, runtime)
-
-    def _serve(self, instance: Any, runtime: NodeRuntime) -> None:
+    def _run(self, instance: Any, runtime: NodeRuntime) -> None:
+        # Its state was restored before calls, and is saved after them.
         run = getattr(instance, "run", None)
         runs = self.run_enabled and callable(run)
         hidden = ("set_courier_server", *runtime.state.methods, *(["run"] if runs else []))
@@ -271,10 +249,6 @@ class CourierWork(NamedTuple):
         finally:
             if server.has_started:
                 server.stop(grace_s)
-
-    def parts(self) -> Mapping[str, object]:
-        """Returns the constructor and its arguments by name."""
-        return named_arguments("constructor", self.constructor, self.args, self.kwargs)
 
 
 def _checked_options(name: str, given: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from launchpad_lite.nodes.base import Handle, Node, PlanContext, Task
 from launchpad_lite.worker.runtime import keep_own_client
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 
 class ExternalHandle(Handle[T]):
@@ -20,7 +19,7 @@ class ExternalHandle(Handle[T]):
         self.address = node.address
         self._make_client = make_client
 
-    def with_client(self, make_client: Callable[[str], R]) -> "ExternalHandle[R]":
+    def with_client(self, make_client: Callable[[str], Any]) -> "ExternalHandle[Any]":
         """Returns a handle to the same service that dereferences to something else."""
         twin: ExternalHandle[Any] = copy.copy(self)
         twin._make_client = make_client

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from courier.lowlevel import Tasks
@@ -51,6 +52,9 @@ class PyNode(Node[None]):
         program.add_node(lp.PyNode(evaluate, learner, episodes=10), label="evaluator")
     """
 
+    #: Whether it constructs an object whose `run` is called.
+    _run = False
+
     def __init__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
         """Describes the node.
 
@@ -70,8 +74,6 @@ class PyNode(Node[None]):
             )
         self._function = function
         self._what = name_of(function)
-        #: Whether it constructs an object whose `run` is called.
-        self._run = False
         self._args = args
         self._kwargs = kwargs
 
@@ -94,7 +96,21 @@ class PyNode(Node[None]):
         return FunctionWork(self._function, self._args, self._kwargs)
 
 
-class PyClassNode(PyNode):
+class RunSwitch:
+    """A mixin for nodes that construct an object, whose `run` they call."""
+
+    _run = True
+
+    def disable_run(self) -> None:
+        """The `run` of the object is not called; a CourierNode only serves then."""
+        self._run = False
+
+    def enable_run(self) -> None:
+        """Takes `disable_run` back."""
+        self._run = True
+
+
+class PyClassNode(RunSwitch, PyNode):
     """Constructs an object and runs its `run()`; the node ends when that returns.
 
     An `async def run()` is awaited, on an event loop in the main thread of the node.
@@ -123,15 +139,6 @@ class PyClassNode(PyNode):
         """
         super().__init__(constructor, *args, **kwargs)
         refuse_async(type(self), constructor)
-        self._run = True
-
-    def disable_run(self) -> None:
-        """The object is constructed, but its `run` not called."""
-        self._run = False
-
-    def enable_run(self) -> None:
-        """Takes `disable_run` back."""
-        self._run = True
 
     @property
     def _may_keep_state(self) -> bool:
@@ -159,7 +166,8 @@ class FunctionWork(NamedTuple):
         return named_arguments("function", self.function, self.args, self.kwargs)
 
 
-class ClassWork(NamedTuple):
+@dataclass(frozen=True)
+class ClassWork:
     """Constructs an object and runs it."""
 
     constructor: Callable[..., Any]
@@ -170,7 +178,11 @@ class ClassWork(NamedTuple):
     def __call__(self, runtime: NodeRuntime) -> None:
         """Does it."""
         instance = self.constructor(*self.args, **self.kwargs)
-        with runtime.state.kept(instance, runtime.leaves_well), runtime.at_work(runs=True):
+        with runtime.state.kept(instance, runtime.leaves_well):
+            self._run(instance, runtime)
+
+    def _run(self, instance: Any, runtime: NodeRuntime) -> None:
+        with runtime.at_work(runs=True):
             run = getattr(instance, "run", None)
             if self.run_enabled and callable(run):
                 _finish(run())

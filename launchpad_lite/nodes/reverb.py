@@ -131,16 +131,12 @@ class ReverbNode(Node[_Client]):
         self._minutes = checkpoint_time_delta_minutes
         # Reverb's gRPC sets SO_REUSEPORT, so the port can be held for it.
         self._address = Address("reverb")
+        self._addresses = (self._address,)
 
     @property
     def reverb_address(self) -> Address:
         """Where the server will listen."""
         return self._address
-
-    @property
-    def addresses(self) -> Sequence[Address]:
-        """Where the server will listen."""
-        return (self._address,)
 
     def create_handle(self) -> ReverbHandle:
         """Returns a new handle; in a running node it becomes a `reverb.Client`."""
@@ -246,7 +242,6 @@ class _Replay:
         return Path(self._client.checkpoint())
 
     def stop(self) -> None:
-        """Ends the server, if it has started."""
         if self._server is not None:
             self._server.stop()
 

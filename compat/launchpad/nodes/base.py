@@ -17,7 +17,6 @@ from launchpad_lite.nodes.base import PlanContext, Task, Work
 _LOGGER = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from launchpad_lite.nodes.courier import CourierWork
     from launchpad_lite.nodes.python import ClassWork
 
 __all__ = ["Handle", "Node", "OriginalClassNode", "OriginalNode", "RunningNode", "running_node"]
@@ -29,10 +28,6 @@ class RunningNode:
 
     runtime: Any
     addresses: Sequence[lp.Address]
-
-    def address_at(self, port: int) -> lp.Address | None:
-        """Returns the address with a port; None if it has none."""
-        return next((each for each in self.addresses if each.resolve().endswith(f":{port}")), None)
 
 
 _running: contextvars.ContextVar[RunningNode | None] = contextvars.ContextVar(
@@ -97,7 +92,7 @@ class OriginalClassNode(OriginalNode):
     _kwargs: Any
     _run: bool
     #: The work of the node if nothing is overridden.
-    _default_work: "CourierWork | ClassWork"
+    _default_work: "ClassWork"
 
     @property
     def _should_run(self) -> bool:
@@ -117,8 +112,8 @@ class OriginalClassNode(OriginalNode):
         if (node := running_node()) is None:
             super().run()
             return
-        work = self._default_work._replace(constructor=self._construct_instance, args=(), kwargs={})
-        work(node.runtime)
+        make = self._construct_instance
+        dataclasses.replace(self._default_work, constructor=make, args=(), kwargs={})(node.runtime)
 
     def wrapped(self, work: Work) -> Work:
         """Returns what is to be done in place of `work`: what a subclass overrides, if it does."""

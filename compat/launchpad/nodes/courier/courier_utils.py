@@ -22,10 +22,11 @@ def make_courier_server(
         port = courier_args[1]
     port = port or 0
     hidden = ("set_courier_server",)
-    node = running_node()
-    if node is not None and (address := node.address_at(port)) is not None:
-        server: courier.Server = node.runtime.make_server(
-            address, instance, hidden=hidden, **courier_kwargs
-        )
-        return server
+    if (node := running_node()) is not None:
+        for address in node.addresses:
+            if address.resolve().endswith(f":{port}"):
+                server: courier.Server = node.runtime.make_server(
+                    address, instance, hidden=hidden, **courier_kwargs
+                )
+                return server
     return courier.Server(instance, port=port, hidden=hidden, **courier_kwargs)
