@@ -9,24 +9,14 @@ from pathlib import Path
 
 import courier
 from launchpad_lite.errors import LaunchError
-from launchpad_lite.launching import RunningProgram
 from launchpad_lite.launching.registry import Inspector, RegistryEntry, running_programs
 from launchpad_lite.launching.status_table import render_status, text_table
 from launchpad_lite.parts.escapes import shown
 from launchpad_lite.parts.log_file import FollowedLogs, folder_of_runs
 
 COMMANDS = ("status", "logs", "stop", "stack", "why")
-#: Seconds in which an attached program notices that it has ended already.
-_LOOK_S = 1.0
 #: Seconds between two reads of followed logs.
 _FOLLOW_S = 0.2
-
-
-def ask_attached(
-    command: str, running: RunningProgram, nodes: Sequence[str], *, follow: bool
-) -> None:
-    """Runs a command for a program that continues without the process that launched it."""
-    _ask(command, Inspector(running, _LOOK_S), running.log_dir, nodes, follow=follow)
 
 
 def ask_listed(command: str, words: Sequence[str], *, follow: bool) -> None:
@@ -58,7 +48,7 @@ def ask_listed(command: str, words: Sequence[str], *, follow: bool) -> None:
     try:
         with entry.inspector() as inspector:
             log_dir = None if entry.log_dir is None else Path(entry.log_dir)
-            _ask(command, inspector, log_dir, nodes, follow=follow)
+            ask(command, inspector, log_dir, nodes, follow=follow)
     except courier.ServerGoneError as error:
         if command not in ("stop", "logs"):
             raise LaunchError(f"{where} has ended meanwhile") from error
@@ -70,7 +60,6 @@ def ask_listed(command: str, words: Sequence[str], *, follow: bool) -> None:
 def _choose(
     command: str, entries: Sequence[RegistryEntry], words: Sequence[str]
 ) -> tuple[RegistryEntry, Sequence[str]]:
-    """Returns the chosen program and nodes."""
     named = [each for each in entries if words and words[0] in (each.program, str(each.pid))]
     meant = named or entries
     which = dict.fromkeys(f"{each.program} of process {each.pid}" for each in meant)
@@ -82,7 +71,7 @@ def _choose(
     return meant[0], words[1:] if named else words
 
 
-def _ask(
+def ask(
     command: str,
     inspector: Inspector,
     log_dir: Path | None,
@@ -90,6 +79,7 @@ def _ask(
     *,
     follow: bool,
 ) -> None:
+    """Runs a command for a running program, of which `inspector` tells."""
     if command == "stop" and not nodes:
         # First: after a query of a run that has ended, it cannot be removed any more.
         print(shown(inspector.stop()))  # noqa: T201
@@ -161,7 +151,6 @@ def _followed(inspector: Inspector, log_dir: Path | None) -> Iterator[tuple[str,
 
 
 def render_runs(entries: Sequence[RegistryEntry]) -> str:
-    """Returns a table of running programs."""
     if not entries:
         return "no program of this user runs on this machine"
     rows: list[Sequence[object]] = [("program", "launcher", "pid", "running for", "nodes", "logs")]

@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from absl import flags
+from absl.flags import FLAGS, Error as FlagError
 
 from courier.lowlevel import signature_of
 from launchpad_lite._version import __version__
 from launchpad_lite.cli._doctor import diagnose
-from launchpad_lite.cli._run_commands import COMMANDS as COMMANDS_OF_RUNS, ask_attached, ask_listed
+from launchpad_lite.cli._run_commands import COMMANDS as COMMANDS_OF_RUNS, ask, ask_listed
 from launchpad_lite.errors import (
     LaunchError,
     LaunchpadError,
@@ -36,26 +36,12 @@ from launchpad_lite.launching import (
     options_of,
 )
 from launchpad_lite.launching.launch import find_launcher, launch, plan
+from launchpad_lite.launching.registry import Inspector
 from launchpad_lite.parts.arguments import convert, kinds_of
 from launchpad_lite.parts.private_files import make_folder, write_private
 from launchpad_lite.parts.settings import nearest
 from launchpad_lite.planning.render import render_mermaid, render_svg
-from launchpad_lite.process.flags import (
-    CHECKPOINTS,
-    HELP,
-    HOSTS,
-    LAUNCHER_OPTION,
-    LOG_DIR,
-    RESTART,
-    SEED,
-    TERMINATION_NOTICE_SECS,
-    Flag,
-    chosen_launcher,
-    describe_flags,
-    flag_names,
-    launcher_flag,
-    parse_known,
-)
+from launchpad_lite.process import flags
 from launchpad_lite.process.script import importing
 from launchpad_lite.worker.checkpoints import CheckpointStore
 
@@ -104,12 +90,12 @@ launchers: {launchers}
 #: Arguments of `launch` that the command line gives.
 _NOT_OF_MAIN = {"programs", "launcher", "launch_type", "launcher_options"}
 #: Flags that override the argument of `lp.main`.
-_FLAG_OF: dict[str, Flag[Any]] = {
-    "checkpoints": CHECKPOINTS,
-    "log_dir": LOG_DIR,
-    "notice_s": TERMINATION_NOTICE_SECS,
-    "restart": RESTART,
-    "seed": SEED,
+_FLAG_OF: dict[str, flags.Flag[Any]] = {
+    "checkpoints": flags.CHECKPOINTS,
+    "log_dir": flags.LOG_DIR,
+    "notice_s": flags.TERMINATION_NOTICE_SECS,
+    "restart": flags.RESTART,
+    "seed": flags.SEED,
 }
 _COMMANDS = ("run", "plan", "render", "emit")
 _RESTORE = "restore"
@@ -118,6 +104,8 @@ _WITHOUT_PROGRAM = (*COMMANDS_OF_RUNS, _RESTORE, _DOCTOR)
 _COMPAT = "--compat"
 #: Exit code after a wrong command line, as of argparse.
 _USAGE_ERROR = 2
+#: Seconds in which a program that is found again notices that it has ended already.
+_LOOK_S = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -156,7 +144,7 @@ def run_script(make_program: Callable[..., Program], **options: Any) -> NoReturn
 
 
 def _guarded(run: Callable[[], int]) -> int:
-    """Prints errors as a command line does; returns the exit code."""
+    """Prints errors; returns the exit code."""
     try:
         code = run()
         print(end="", flush=True)  # noqa: T201 - a service may have no sys.stdout to flush
@@ -164,7 +152,7 @@ def _guarded(run: Callable[[], int]) -> int:
     except (NodeFailedError, LaunchError) as error:
         print(f"\n{error}", file=sys.stderr)  # noqa: T201 - what a command line is for
         return 1
-    except (LaunchpadError, flags.Error) as error:
+    except (LaunchpadError, FlagError) as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         if error.__cause__ is not None and isinstance(error, ProgramPathError):
             print(f"caused by: {error.__cause__!r}", file=sys.stderr)  # noqa: T201
@@ -178,15 +166,15 @@ def _guarded(run: Callable[[], int]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in (*HELP, "help"):
+    if not arguments or arguments[0] in (*flags.HELP, "help"):
         print(_usage())  # noqa: T201
         return 0 if arguments else _USAGE_ERROR
     if _COMPAT in arguments:
-        _, *before = parse_known(["launch", *arguments[: arguments.index(_COMPAT)]])
+        _, *before = flags.parse_known(["launch", *arguments[: arguments.index(_COMPAT)]])
         if _first_word(before) == len(before):  # after a program, it is that program's
             _run_original(arguments, before)
-        flags.FLAGS.unparse_flags()
-    _, *rest = parse_known(["launch", *arguments])
+        FLAGS.unparse_flags()
+    _, *rest = flags.parse_known(["launch", *arguments])
     if _is_answered(rest):
         return 0
     command = _take_command(rest)
@@ -215,7 +203,7 @@ def _run_original(arguments: list[str], options: Sequence[str]) -> NoReturn:
     before, rest = arguments[:place], arguments[place + 1 :]
     count = 2 if rest[:1] == ["-m"] else 1
     script = rest[:count]
-    known = options_of(chosen_launcher())
+    known = options_of(flags.chosen_launcher())
     for option in options:
         if option.removeprefix("--").partition("=")[0].replace("-", "_") not in known:
             _refuse(_COMPAT, option, [], [*known])
@@ -237,7 +225,7 @@ def _run_original(arguments: list[str], options: Sequence[str]) -> NoReturn:
             "there is no package launchpad here: pip install launchpad-lite-compat"
         )
     given = [
-        f"--{LAUNCHER_OPTION.name}={each.removeprefix('--')}" if each in options else each
+        f"--{flags.LAUNCHER_OPTION.name}={each.removeprefix('--')}" if each in options else each
         for each in before
     ]
     command = [sys.executable, *script, *given, *rest[count:]]
@@ -247,7 +235,7 @@ def _run_original(arguments: list[str], options: Sequence[str]) -> NoReturn:
 def _run_script(
     function: Callable[..., Program], settings: Mapping[str, Any], arguments: list[str]
 ) -> int:
-    _, *rest = parse_known([sys.argv[0], *arguments])
+    _, *rest = flags.parse_known([sys.argv[0], *arguments])
     if _is_answered(rest):
         return 0
     # A word after `--name` may be its value.
@@ -276,7 +264,7 @@ def _is_answered(rest: Sequence[str]) -> bool:
 
 
 def _wants_help(rest: Sequence[str]) -> bool:
-    return not HELP.isdisjoint(rest)
+    return not flags.HELP.isdisjoint(rest)
 
 
 def _describe(
@@ -295,10 +283,10 @@ def _describe(
             lines.append(f"  --{name}={value}{shown}")
         if lines:
             parts.append("\n".join([f"arguments of {function.__name__}:", *lines]))
-    parts.append(describe_flags())
+    parts.append(flags.describe_flags())
     if options:
         named = ", ".join(f"--{name}" for name in options)
-        parts.append(f"options of the launcher {chosen_launcher()}: {named}")
+        parts.append(f"options of the launcher {flags.chosen_launcher()}: {named}")
     return "\n\n".join(parts)
 
 
@@ -345,7 +333,7 @@ def _run_named_script(path: str, command: str, launcher: str, rest: list[str]) -
     script = [place] if place.endswith(".py") else ["-m", place]
     before, after = rest[: rest.index(path)], rest[rest.index(path) + 1 :]
     # For `emit`, the launcher may be a word.
-    words = {command} if launcher_flag().value else {command, launcher}
+    words = {command} if flags.launcher_flag().value else {command, launcher}
     given = [f"--launcher={launcher}", *(each for each in before if each not in words), *after]
     os.execv(sys.executable, [sys.executable, *script, command, *given])  # noqa: S606 - needs no shell
 
@@ -362,14 +350,15 @@ def _do_without_program(command: str, rest: list[str]) -> int:
 def _ask_run(command: str, rest: list[str]) -> int:
     """Runs a command for a running program; if a launcher is named, for one that it finds again."""
     follow = command == "logs" and _take_switch(rest, "follow")
-    has_launcher = launcher_flag().value is not None
+    has_launcher = flags.launcher_flag().value is not None
     launcher, options = _take_launcher(rest, command)
     words = [word for word in rest if not word.startswith("-")]
     if unknown := [word for word in rest if word.startswith("-")]:
         _refuse(command, unknown[0], ["follow"] if command == "logs" else [], options)
     if has_launcher and type(launcher).attach is not Launcher.attach:
         reference, *nodes = [_take_path(words), *words]
-        ask_attached(command, launcher.attach(reference), nodes, follow=follow)
+        running = launcher.attach(reference)
+        ask(command, Inspector(running, _LOOK_S), running.log_dir, nodes, follow=follow)
     else:
         ask_listed(command, words, follow=follow)
     return 0
@@ -391,7 +380,9 @@ def _diagnose(rest: list[str]) -> int:
     rest = [word for word in rest if word not in ("--json", *hosts)]
     if hosts:
         rest.append(f"--hosts={','.join(hosts)}")
-    name = launcher_flag().value or ("ssh" if hosts or HOSTS.value is not None else None)
+    name = flags.launcher_flag().value or (
+        "ssh" if hosts or flags.HOSTS.value is not None else None
+    )
     launcher, options = _take_launcher(rest, _DOCTOR, name=name) if name else (None, ())
     if rest:
         _refuse(_DOCTOR, rest[0], ["json"], options)
@@ -426,7 +417,7 @@ def _take_launcher(
     """
     if command == "emit":
         name = _take_name(rest)
-    name = name or chosen_launcher()
+    name = name or flags.chosen_launcher()
     maker = load_launcher(name)
     known = {option: each for option, each in options_of(name).items() if option not in without}
     options: dict[str, Any] = {}
@@ -441,7 +432,7 @@ def _take_launcher(
     except (TypeError, ValueError) as error:
         raise ProgramPathError(f"--launcher={name}: {error}") from error
     # Removed, because `launch` refuses options of a launcher that is made already.
-    flags.FLAGS[LAUNCHER_OPTION.name].unparse()
+    FLAGS[flags.LAUNCHER_OPTION.name].unparse()
     return launcher, [*known]
 
 
@@ -455,7 +446,7 @@ def _take_name(rest: list[str]) -> str | None:
 
 
 def _usage() -> str:
-    return _USAGE.format(launchers=", ".join(installed_launchers()), flags=describe_flags())
+    return _USAGE.format(launchers=", ".join(installed_launchers()), flags=flags.describe_flags())
 
 
 def _take_path(rest: list[str]) -> str:
@@ -490,7 +481,7 @@ def _emit(ready: LaunchPlan, launcher: Launcher, output: str | None) -> None:
     if output is None:
         raise ProgramPathError("emit writes files; say where: --output=FOLDER")
     folder = Path(output).absolute()
-    files = launcher.emit(ready, LaunchOptions(TERMINATION_NOTICE_SECS.value, folder))
+    files = launcher.emit(ready, LaunchOptions(flags.TERMINATION_NOTICE_SECS.value, folder))
     # Work of nodes may contain secrets, so no other user may read or replace it.
     for name, content in files.items():
         path = folder / name
@@ -533,7 +524,7 @@ def make_program(
         options: Names of the launcher's options, in case one is misspelt.
     """
     # The module has defined its flags by now.
-    _, *rest = parse_known(["launch", *arguments])
+    _, *rest = flags.parse_known(["launch", *arguments])
     if isinstance(function, Program):
         if rest:
             _refuse(place, rest[0], [], options)
@@ -623,7 +614,7 @@ def _convert(argument: str, text: str, kinds: Collection[Any]) -> Any:
 def _refuse(taker: str, argument: str, known: Sequence[str], options: Sequence[str]) -> NoReturn:
     names = ", ".join(f"--{name}" for name in known) or "no options"
     name = argument.removeprefix("--").partition("=")[0]
-    near = nearest(name, [*known, *options, *flag_names()])
+    near = nearest(name, [*known, *options, *flags.flag_names()])
     also = ", ".join(f"--{name}" for name in options)
     raise ProgramPathError(
         f"unknown argument {argument!r}"

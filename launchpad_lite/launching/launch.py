@@ -34,28 +34,14 @@ from launchpad_lite.planning.plan import (
     ResourcesByGroup,
     RestartChoice,
 )
+from launchpad_lite.process import flags
 from launchpad_lite.process.exit import report_at_exit
-from launchpad_lite.process.flags import (
-    CHECKPOINT_PERIOD_SECS,
-    CHECKPOINTS,
-    HOSTS,
-    LAUNCHER_OPTION,
-    LOG_DIR,
-    RESTART,
-    SEED,
-    TERMINATION_NOTICE_SECS,
-    chosen_launcher,
-    chosen_restart,
-    given_or_flag,
-    launcher_flag,
-    parse_script_arguments,
-)
 from launchpad_lite.process.interrupts import is_interactive
 from launchpad_lite.process.script import carry_by_value, importer
 from launchpad_lite.process.signal_waker import SIGNAL_WAKER
 from launchpad_lite.worker.checkpoints import Checkpoints
 
-_FLAG = f"--{LAUNCHER_OPTION.name}"
+_FLAG = f"--{flags.LAUNCHER_OPTION.name}"
 
 LauncherChoice = str | Launcher | None
 
@@ -176,10 +162,10 @@ def launch(
     processes = one_of("processes", processes, "local_resources", local_resources)
     settings = _settings(resources, restart, liveness, checkpoints, processes, seed)
     ready = Planner(program, chosen, settings).plan()
-    folder = given_or_flag("log_dir", log_dir, LOG_DIR, LOG_DIR.value)
-    notice = TERMINATION_NOTICE_SECS
+    folder = flags.given_or_flag("log_dir", log_dir, flags.LOG_DIR, flags.LOG_DIR.value)
+    notice = flags.TERMINATION_NOTICE_SECS
     options = LaunchOptions(
-        given_or_flag("notice_s", notice_s, notice, notice.value),
+        flags.given_or_flag("notice_s", notice_s, notice, notice.value),
         Path(folder) if folder else None,
         log_limit_mib=log_limit_mib,
     )
@@ -242,20 +228,20 @@ def _settings(
     seed: int | None,
 ) -> LaunchSettings:
     """Fills in options of the command line that the call does not give."""
-    folder, period_s = CHECKPOINTS.value, CHECKPOINT_PERIOD_SECS.value or None
+    folder, period_s = flags.CHECKPOINTS.value, flags.CHECKPOINT_PERIOD_SECS.value or None
     kept = Checkpoints(folder, period_s) if folder else None
-    if CHECKPOINT_PERIOD_SECS.present and kept is None:
-        name = CHECKPOINT_PERIOD_SECS.name
+    if flags.CHECKPOINT_PERIOD_SECS.present and kept is None:
+        name = flags.CHECKPOINT_PERIOD_SECS.name
         raise LaunchError(
-            f"--{name} is the period of --{CHECKPOINTS.name}=FOLDER, which is missing"
+            f"--{name} is the period of --{flags.CHECKPOINTS.name}=FOLDER, which is missing"
         )
     return LaunchSettings(
         resources,
-        given_or_flag("restart", restart, RESTART, chosen_restart()),
+        flags.given_or_flag("restart", restart, flags.RESTART, flags.chosen_restart()),
         liveness,
-        given_or_flag("checkpoints", checkpoints, CHECKPOINTS, kept),
+        flags.given_or_flag("checkpoints", checkpoints, flags.CHECKPOINTS, kept),
         processes,
-        given_or_flag("seed", seed, SEED, SEED.value),
+        flags.given_or_flag("seed", seed, flags.SEED, flags.SEED.value),
     )
 
 
@@ -265,16 +251,16 @@ def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launche
     Mistakes on the command line are a LaunchError; those in `options`, which are arguments of its
     class, a TypeError or ValueError.
     """
-    parse_script_arguments()
+    flags.parse_script_arguments()
     named = choice.name if isinstance(choice, Launcher) else choice or None
-    name = given_or_flag("launcher", named, launcher_flag(), chosen_launcher())
+    name = flags.given_or_flag("launcher", named, flags.launcher_flag(), flags.chosen_launcher())
     if isinstance(choice, Launcher):
         if options:
             raise TypeError(
                 f"{', '.join(f'{option}=' for option in options)}: options are for launchers that are "
                 f"named; give them to {type(choice).__name__}(...) when you make it"
             )
-        if given := LAUNCHER_OPTION.value:
+        if given := flags.LAUNCHER_OPTION.value:
             raise LaunchError(
                 f"{_FLAG}={given[0]}: options are for launchers that are named, and the script passes "
                 f"{type(choice).__name__}(...), made already"
@@ -282,7 +268,7 @@ def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launche
         return choice
     _check_options(name, options)
     options = _with_options_of_flag(name, options)
-    hosts = HOSTS.value
+    hosts = flags.HOSTS.value
     if hosts is None or "hosts" in options:
         return get_launcher(name, options)
     try:
@@ -296,7 +282,7 @@ def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launche
 def _with_options_of_flag(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Fills in the options of a launcher that a flag gives where the call does not."""
     filled = dict(options)
-    for given in LAUNCHER_OPTION.value:
+    for given in flags.LAUNCHER_OPTION.value:
         option, _, text = given.partition("=")
         option = option.replace("-", "_")
         known = options_of(name)
@@ -309,8 +295,8 @@ def _with_options_of_flag(name: str, options: Mapping[str, Any]) -> Mapping[str,
             value = convert(text, kinds_of(load_launcher(name), option))
         except ValueError as error:
             raise LaunchError(f"{_FLAG}={given}: {error}") from None
-        filled[option] = given_or_flag(
-            option, options.get(option), LAUNCHER_OPTION, value, shown=given
+        filled[option] = flags.given_or_flag(
+            option, options.get(option), flags.LAUNCHER_OPTION, value, shown=given
         )
     return filled
 

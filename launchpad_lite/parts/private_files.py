@@ -99,7 +99,6 @@ def _way(path: Path) -> Iterator[Path]:
 
 
 def _is_open(mode: int) -> bool:
-    """Returns whether any user may replace files in a folder."""
     is_writable = mode & stat.S_IWOTH and not mode & stat.S_ISVTX and not stat.S_ISLNK(mode)
     return bool(is_writable) and _IN_POD not in os.environ
 

@@ -228,7 +228,6 @@ class LaunchPlan:
 
 
 def _terms(member: Executable) -> str:
-    """Returns the needs and settings of a node, as text."""
     kept = member.checkpoints
     parts = [*map(str, (member.resources, member.process, member.restart, member.liveness))]
     if kept is not None:
@@ -348,17 +347,6 @@ class Planner:
             self._mistakes.append(f"{what}: {error}")
             return otherwise
 
-    def _checkpoints_of(self, label: str, name: str, replica: int) -> NodeCheckpoints | None:
-        kept = self._checkpoints.get(label, name)
-        if kept is None:
-            return None
-        return NodeCheckpoints(
-            kept.folder / label / str(replica),
-            kept.period_s,
-            kept.keep,
-            required=self._checkpoints.names(label, name),
-        )
-
     def _drafts_of_group(
         self, label: str, nodes: Sequence[Node[Any]]
     ) -> Iterable[tuple[Executable, Sequence[str]]]:
@@ -366,8 +354,9 @@ class Planner:
         for index, node in enumerate(nodes):
             name = f"{label}[{index}]"
             resources = self._resources.get(label, name)
-            keeps_state = self._checkpoints.get(label, name) is not None
-            context = PlanContext(self._launcher.name, label, index, resources, keeps_state)
+            kept = self._checkpoints.get(label, name)
+            must_keep = self._checkpoints.names(label, name)
+            context = PlanContext(self._launcher.name, label, index, resources, kept is not None)
             try:
                 tasks = node.to_executables(context)
             except ValueError as error:
@@ -387,7 +376,7 @@ class Planner:
                     continue
                 if task.may_keep_state:
                     self._keeps_state = True
-                elif self._checkpoints.names(label, name):
+                elif must_keep:
                     self._mistakes.append(
                         f"{caller}: checkpoints are asked for, but it does not have both save(folder) "
                         "and restore(folder)"
@@ -396,6 +385,9 @@ class Planner:
                 # Nodes that run together are one executable, whose parts the graph does not show.
                 callees = [key for key in callees if key not in task.stands_for]
                 replica = next(replicas)
+                state = kept and NodeCheckpoints(
+                    kept.folder / label / str(replica), kept.period_s, kept.keep, required=must_keep
+                )
                 executable = Executable(
                     label,
                     replica,
@@ -405,7 +397,7 @@ class Planner:
                     task.description,
                     restart=self._restart.get(label, name) or task.restart or NEVER,
                     liveness=self._liveness.get(label, name),
-                    checkpoints=self._checkpoints_of(label, name, replica),
+                    checkpoints=state,
                     process=self._processes.get(label, name),
                     together=task.together,
                     seed=self._seed,

@@ -17,29 +17,26 @@ def render_mermaid(plan: LaunchPlan) -> str:
     Example:
         print(lp.render_mermaid(lp.plan(program)))
     """
-    return "\n".join(["flowchart LR", *_mermaid_groups(plan), *_mermaid_edges(plan)]) + "\n"
+    return "\n".join(["flowchart LR", *_mermaid_lines(plan)]) + "\n"
 
 
-def _mermaid_groups(plan: LaunchPlan) -> Iterator[str]:
-    ids = _ids(plan)
+def _mermaid_lines(plan: LaunchPlan) -> Iterator[str]:
+    ids, service_ids = _ids(plan)
     for index, (label, members) in enumerate(plan.groups().items()):
         yield f'  subgraph group{index}["{_mermaid_text(label)}"]'
-        for member in members:
-            text = f"{_mermaid_text(member.name)}<br/>{_mermaid_text(member.description)}"
-            yield f'    {ids[member.name]}["{text}"]'
+        for each in members:
+            yield f'    {ids[each.name]}["{_mermaid_text(each.name, each.description)}"]'
         yield "  end"
     for service in plan.services:
-        text = f"{_mermaid_text(service.name)}<br/>{_mermaid_text(service.description)}"
-        yield f'  {_service_ids(plan)[service.name]}(["{text}"])'
-
-
-def _mermaid_edges(plan: LaunchPlan) -> Iterator[str]:
+        text = _mermaid_text(service.name, service.description)
+        yield f'  {service_ids[service.name]}(["{text}"])'
     for caller, callee in _edges(plan):
         yield f"  {caller} --> {callee}"
 
 
-def _mermaid_text(text: str) -> str:
-    return "".join(f"#{ord(char)};" if char in _MERMAID_SPECIAL else char for char in text)
+def _mermaid_text(*lines: str) -> str:
+    special = {ord(char): f"#{ord(char)};" for char in _MERMAID_SPECIAL}
+    return "<br/>".join(line.translate(special) for line in lines)
 
 
 def render_svg(plan: LaunchPlan) -> str:
@@ -75,7 +72,7 @@ def render_svg(plan: LaunchPlan) -> str:
         },
         edge_attr={"color": "#5b6b7b", "arrowsize": "0.7"},
     )
-    ids = _ids(plan)
+    ids, service_ids = _ids(plan)
     for index, (label, members) in enumerate(plan.groups().items()):
         with graph.subgraph(name=f"cluster_{index}") as cluster:
             cluster.attr(
@@ -85,9 +82,7 @@ def render_svg(plan: LaunchPlan) -> str:
                 cluster.node(ids[member.name], _svg_text(f"{member.name}\n{member.description}"))
     for service in plan.services:
         text = _svg_text(f"{service.name}\n{service.description}")
-        graph.node(
-            _service_ids(plan)[service.name], text, style="filled", shape="box", penwidth="2"
-        )
+        graph.node(service_ids[service.name], text, style="filled", shape="box", penwidth="2")
     for caller, callee in _edges(plan):
         graph.edge(caller, callee)
     return str(graph.pipe(format="svg", encoding="utf-8"))
@@ -100,17 +95,16 @@ def _svg_text(text: str) -> Any:
     return escape(text.replace("&", "&amp;"))
 
 
-def _ids(plan: LaunchPlan) -> dict[str, str]:
-    return {each.name: f"node{index}" for index, each in enumerate(plan.executables)}
-
-
-def _service_ids(plan: LaunchPlan) -> dict[str, str]:
-    return {each.name: f"service{index}" for index, each in enumerate(plan.services)}
+def _ids(plan: LaunchPlan) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns the ids of executables and of services by name: one of each may have the same name."""
+    nodes = {each.name: f"node{index}" for index, each in enumerate(plan.executables)}
+    services = {each.name: f"service{index}" for index, each in enumerate(plan.services)}
+    return nodes, services
 
 
 def _edges(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
     """Yields the ids of callers and their callees."""
-    ids, service_ids = _ids(plan), _service_ids(plan)
+    ids, service_ids = _ids(plan)
     for caller in plan.executables:
         for callee in caller.calls:
             yield ids[caller.name], ids[callee]

@@ -14,8 +14,7 @@ import pytest
 from absl.testing import flagsaver
 
 import launchpad_lite as lp
-from launchpad_lite.cli._doctor import run_checks
-from launchpad_lite.cli._machine_checks import graded, judge_gpus
+from launchpad_lite.cli._doctor import graded, judge_gpus, run_checks
 from launchpad_lite.cli.command_line import main
 from launchpad_lite.launching import Finding
 from tests.engines import needs_root
