@@ -349,7 +349,8 @@ def _do_without_program(command: str, rest: list[str]) -> int:
 
 def _ask_run(command: str, rest: list[str]) -> int:
     """Runs a command for a running program; if a launcher is named, for one that it finds again."""
-    follow = command == "logs" and _take_switch(rest, "follow")
+    follow = {"-f", "--follow"}.intersection(rest) if command == "logs" else set()
+    rest = [word for word in rest if word not in follow]
     has_launcher = flags.launcher_flag().value is not None
     launcher, options = _take_launcher(rest, command)
     words = [word for word in rest if not word.startswith("-")]
@@ -358,9 +359,10 @@ def _ask_run(command: str, rest: list[str]) -> int:
     if has_launcher and type(launcher).attach is not Launcher.attach:
         reference, *nodes = [_take_path(words), *words]
         running = launcher.attach(reference)
-        ask(command, Inspector(running, _LOOK_S), running.log_dir, nodes, follow=follow)
+        inspector = Inspector(running, _LOOK_S)
+        ask(command, inspector, running.log_dir, nodes, follow=bool(follow))
     else:
-        ask_listed(command, words, follow=follow)
+        ask_listed(command, words, follow=bool(follow))
     return 0
 
 
@@ -387,12 +389,6 @@ def _diagnose(rest: list[str]) -> int:
     if rest:
         _refuse(_DOCTOR, rest[0], ["json"], options)
     return diagnose(launcher, as_json=as_json)
-
-
-def _take_switch(rest: list[str], name: str) -> bool:
-    given = [word for word in rest if word in (f"--{name}", f"-{name[0]}")]
-    rest[:] = [word for word in rest if word not in given]
-    return bool(given)
 
 
 def _take_command(rest: list[str]) -> str:
@@ -502,9 +498,11 @@ def find_program(path: str) -> Callable[..., Any] | Program:
     module = _import(place)
     found = getattr(module, name or "make_program", None)
     if not isinstance(found, Program) and not callable(found):
-        candidates = ", ".join(_factories(module)) or "none"
+        functions = {key: each for key, each in vars(module).items() if inspect.isfunction(each)}
+        own = [key for key, each in functions.items() if each.__module__ == module.__name__]
+        public = ", ".join(key for key in own if not key.startswith("_")) or "none"
         raise ProgramPathError(
-            f"{place!r} has no function {name or 'make_program'!r}; it has: {candidates}"
+            f"{place!r} has no function {name or 'make_program'!r}; it has: {public}"
         )
     return found
 
@@ -571,16 +569,6 @@ def _import_file(file: Path) -> Any:
             "file another name"
         )
     return module
-
-
-def _factories(module: Any) -> list[str]:
-    return [
-        name
-        for name, value in vars(module).items()
-        if inspect.isfunction(value)
-        and value.__module__ == module.__name__
-        and not name.startswith("_")
-    ]
 
 
 def _keyword_arguments(

@@ -44,17 +44,12 @@ class Resources:
         """Takes resources as users write them: `{"cpu": 2, "ram": 2, "gpu": 1}` too."""
         if isinstance(given, Resources):
             return given
-        return cls(**checked_fields(cls, _respelled(given), "lp.Resources", called="resource"))
+        if isinstance(given, Mapping) and "ram" in given:  # as in Listing 1 of the paper
+            if "ram_gib" in given:
+                raise ValueError("ram and ram_gib mean the same; give one of them")
+            given = {"ram_gib" if name == "ram" else name: given[name] for name in given}
+        return cls(**checked_fields(cls, given, "lp.Resources", called="resource"))
 
     def __str__(self) -> str:
         wishes = dataclasses.asdict(self).items()
         return ", ".join(f"{name}={value:g}" for name, value in wishes if value is not None)
-
-
-def _respelled(given: object) -> object:
-    """Takes the spelling of the paper's Listing 1 as well: ram."""
-    if not isinstance(given, Mapping) or "ram" not in given:
-        return given
-    if "ram_gib" in given:
-        raise ValueError("ram and ram_gib mean the same; give one of them")
-    return {"ram_gib" if name == "ram" else name: given[name] for name in given}

@@ -27,12 +27,7 @@ _HIDDEN = frozenset({"run", "save", "restore", "set_courier_server"})
 
 
 def contradictions(function: Callable[..., Any], bound: inspect.BoundArguments) -> Iterator[str]:
-    """Yields mistakes in arguments, as text.
-
-    Args:
-        function: The function that takes them.
-        bound: The arguments, as its signature has them.
-    """
+    """Yields mistakes in arguments of a function, as text."""
     hints = _hints_of(function)
     for name, value in bound.arguments.items():
         parameter = bound.signature.parameters[name]

@@ -71,12 +71,7 @@ class Parts(ThreadHost):
     """The parts of one node, as threads of this process."""
 
     def __init__(self, outer: NodeRuntime, works: Sequence[tuple[str, Work]]) -> None:
-        """Prepares them.
-
-        Args:
-            outer: Of the whole.
-            works: The work of each, by names for messages.
-        """
+        """Prepares them; `outer` is of the whole, and the names of works are for messages."""
         self.outer = outer
         #: From any thread; a SimpleQueue survives when a thread is ended by force in `put`.
         self._events: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
@@ -145,47 +140,38 @@ class Parts(ThreadHost):
 
     def perform(self, action: events.NodeAction) -> None:
         """Does the actions on parts; clients from handles belong to the whole."""
-        match action:
-            case events.EndCalls():
-                self.outer.clients.do(lowlevel.stop_calling)
-            case events.Terminate(node) | events.Kill(node):
-                if node in self._forced:
-                    return  # a second exception could hit the clean-up that the first one led to
-                self._forced[node] = self.nodes[node].is_alive
-                self.outer.clients.close(f"{self.outer.name} is ended by force")
-            case _:
-                pass
+        if isinstance(action, events.EndCalls):
+            self.outer.clients.do(lowlevel.stop_calling)
+        elif isinstance(action, events.Terminate | events.Kill):
+            if action.node in self._forced:
+                return  # a second exception could hit the clean-up that the first one led to
+            self._forced[action.node] = self.nodes[action.node].is_alive
+            self.outer.clients.close(f"{self.outer.name} is ended by force")
         super().perform(action)
 
     def hear(self, part: _Part, said: events.Said) -> None:
         """Takes an event of a part, from any thread."""
-        match said:
-            case events.StopAsked():
-                self.outer.ask_stop()
-            case events.CutShort():
-                self.outer.say(events.CutShort, said.failure)
-            case events.Failed():
-                failure = dataclasses.replace(said.failure, node=part.name)
-                self._events.put(events.Failed(part.name, 0, failure))
-            case events.Constructed() | events.Leaving() | events.StopReceived():
-                self._events.put(dataclasses.replace(said, node=part.name, attempt=0))
-            case _:
-                pass
+        if isinstance(said, events.StopAsked):
+            self.outer.ask_stop()
+        elif isinstance(said, events.CutShort):
+            self.outer.say(events.CutShort, said.failure)
+        elif isinstance(said, events.Failed):
+            failure = dataclasses.replace(said.failure, node=part.name)
+            self._events.put(events.Failed(part.name, 0, failure))
+        elif isinstance(said, events.Constructed | events.Leaving | events.StopReceived):
+            self._events.put(dataclasses.replace(said, node=part.name, attempt=0))
 
     def _note(self, event: events.Event) -> None:
         """Reports changes of the whole after an event of a part."""
         parts = self._parts.values()
-        match event:
-            case events.Constructed():
-                self._parts[event.node].runs = event.runs
-            case events.Ended():
-                self._parts[event.node].has_ended = True
-            case events.StopReceived():
-                self._parts[event.node].listens = event.listens
-                if all(part.listens or part.has_ended for part in parts):
-                    self.outer.listen()
-            case _:
-                pass
+        if isinstance(event, events.Constructed):
+            self._parts[event.node].runs = event.runs
+        elif isinstance(event, events.Ended):
+            self._parts[event.node].has_ended = True
+        elif isinstance(event, events.StopReceived):
+            self._parts[event.node].listens = event.listens
+            if all(part.listens or part.has_ended for part in parts):
+                self.outer.listen()
         if self._life.stopping:
             self._at_work.close()
         elif not self._is_constructed:

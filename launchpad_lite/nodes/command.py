@@ -81,13 +81,11 @@ class Endpoint(str):
 class EndpointHandle(Handle[Endpoint]):
     """A handle to a CommandNode; dereferences to the `Endpoint` where the command listens."""
 
-    def __init__(
-        self, node: Node[Any], address: Address | None, control: Address, description: str
-    ) -> None:
+    def __init__(self, node: "CommandNode") -> None:
         super().__init__(node)
-        self.address = address
-        self._control = control
-        self._description = description
+        self.address = next(iter(node._work.addresses.values()), None)
+        self._control = node._work.control
+        self._description = node.description
         self._waits = True
 
     def without_waiting(self) -> "EndpointHandle":
@@ -226,8 +224,7 @@ class CommandNode(Node[Endpoint]):
 
     def create_handle(self) -> EndpointHandle:
         """Returns a new handle; in a running node it becomes the endpoint."""
-        first = next(iter(self._work.addresses.values()), None)
-        return EndpointHandle(self, first, self._work.control, self.description)
+        return EndpointHandle(self)
 
     def to_executables(self, context: PlanContext) -> Sequence[Task]:  # noqa: ARG002
         """Returns one task."""

@@ -37,10 +37,10 @@ class CourierHandle(Handle[T]):
         learner.dereference().step()  # in a node it becomes a client automatically
     """
 
-    def __init__(self, node: "CourierNode[T]", address: Address, options: dict[str, Any]) -> None:
+    def __init__(self, node: "CourierNode[T]") -> None:
         super().__init__(node)
-        self._address = address
-        self._options = options
+        self._address = node._address
+        self._options = dict(node._client_options)
         #: The node, for people.
         self.of = node.description
         #: The name of the class whose object is served, or of the function that makes it.
@@ -194,7 +194,7 @@ class CourierNode(RunSwitch, Node[T], Generic[T]):
 
     def create_handle(self) -> CourierHandle[T]:
         """Returns a new handle to this node; works before and after it is added."""
-        return CourierHandle(self, self._address, dict(self._client_options))
+        return CourierHandle(self)
 
     def to_executables(self, context: PlanContext) -> Sequence[Task]:
         """Returns one task."""

@@ -8,7 +8,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from launchpad_lite.errors import ProgramError
 from launchpad_lite.graph.freeze import FrozenWork, HandleSearch, UnfreezableError, freeze, locate
@@ -241,19 +241,12 @@ def first_few(names: Sequence[str]) -> Sequence[str]:
     return names if len(names) <= 6 else [*names[:5], f"and {len(names) - 5} more"]
 
 
-class _ByNode(Generic[T]):
-    """Checked settings by group, by single node, or for all."""
+#: Checked settings by group (`"actor"`) and single node (`"actor[3]"`); by None, that of all others.
+_ByNode = Mapping[str | None, T]
 
-    def __init__(self, for_all: T, given: Mapping[str, T]) -> None:
-        self.for_all = for_all
-        self._given = given
 
-    def get(self, label: str, name: str) -> T:
-        return self._given.get(name, self._given.get(label, self.for_all))
-
-    def names(self, label: str, name: str) -> bool:
-        """Returns whether the node, or its group, was named."""
-        return name in self._given or label in self._given
+def _of(settings: _ByNode[T], label: str, name: str) -> T:
+    return settings.get(name, settings.get(label, settings[None]))
 
 
 class Planner:
@@ -297,7 +290,7 @@ class Planner:
             for label, nodes in self._program.groups.items()
             for draft in self._drafts_of_group(label, nodes)
         ]
-        if self._checkpoints.for_all is not None and drafts and not self._keeps_state:
+        if self._checkpoints[None] is not None and drafts and not self._keeps_state:
             self._mistakes.append(
                 "checkpoints are asked for, but no node has both save(folder) and restore(folder)"
             )
@@ -318,15 +311,15 @@ class Planner:
         )
 
     def _check(self, what: str, given: Any, parse: Callable[[Any], T], otherwise: T) -> _ByNode[T]:
-        """Checks settings; keys are groups and single nodes, any other value is for all."""
-        checked = dict[str, T]()
+        checked: dict[str | None, T] = {None: otherwise}
         if given is None:
-            return _ByNode(otherwise, checked)
+            return checked
         if not isinstance(given, Mapping):
             if what in ("resources", "processes"):  # not all users run mypy
                 self._mistakes.append(f"{what} are a dict by group, not {given!r}")
-                return _ByNode(otherwise, checked)
-            return _ByNode(self._parse(what, given, parse, otherwise), checked)
+            else:
+                checked[None] = self._parse(what, given, parse, otherwise)
+            return checked
         known = {*self._program.groups, *self._names.values()}
         for key, value in given.items():
             kind = "node" if isinstance(key, str) and key.endswith("]") else "group"
@@ -338,7 +331,7 @@ class Planner:
                     f"{what} for an unknown {kind} {key!r}{did_you_mean(key, known)}; "
                     f"the groups are: {groups}"
                 )
-        return _ByNode(otherwise, checked)
+        return checked
 
     def _parse(self, what: str, value: Any, parse: Callable[[Any], T], otherwise: T) -> T:
         try:
@@ -353,9 +346,9 @@ class Planner:
         replicas = itertools.count()
         for index, node in enumerate(nodes):
             name = f"{label}[{index}]"
-            resources = self._resources.get(label, name)
-            kept = self._checkpoints.get(label, name)
-            must_keep = self._checkpoints.names(label, name)
+            resources = _of(self._resources, label, name)
+            kept = _of(self._checkpoints, label, name)
+            must_keep = name in self._checkpoints or label in self._checkpoints
             context = PlanContext(self._launcher.name, label, index, resources, kept is not None)
             try:
                 tasks = node.to_executables(context)
@@ -385,9 +378,10 @@ class Planner:
                 # Nodes that run together are one executable, whose parts the graph does not show.
                 callees = [key for key in callees if key not in task.stands_for]
                 replica = next(replicas)
-                state = kept and NodeCheckpoints(
-                    kept.folder / label / str(replica), kept.period_s, kept.keep, required=must_keep
-                )
+                state = None
+                if kept is not None:
+                    folder = kept.folder / label / str(replica)
+                    state = NodeCheckpoints(folder, kept.period_s, kept.keep, required=must_keep)
                 executable = Executable(
                     label,
                     replica,
@@ -395,10 +389,10 @@ class Planner:
                     tuple(task.addresses),
                     resources,
                     task.description,
-                    restart=self._restart.get(label, name) or task.restart or NEVER,
-                    liveness=self._liveness.get(label, name),
+                    restart=_of(self._restart, label, name) or task.restart or NEVER,
+                    liveness=_of(self._liveness, label, name),
                     checkpoints=state,
-                    process=self._processes.get(label, name),
+                    process=_of(self._processes, label, name),
                     together=task.together,
                     seed=self._seed,
                 )

@@ -30,13 +30,9 @@ _FILES = "output_to_files"
 def choose(terminal: str | None) -> str | None:
     """Returns the terminal for the output of processes: None means that of the script.
 
-    Args:
-        terminal: `current_terminal`, `output_to_files`, `gnome-terminal`, `gnome-terminal-tabs`, `xterm`,
-            `tmux_session` or `byobu_session`. None: that of LAUNCHPAD_LAUNCH_LOCAL_TERMINAL, or
-            else `current_terminal`. A missing one is replaced by that, with a warning.
-
-    Raises:
-        ValueError: It is none of them.
+    `terminal` is `current_terminal`, `output_to_files`, `gnome-terminal`, `gnome-terminal-tabs`,
+    `xterm`, `tmux_session` or `byobu_session`. None: that of LAUNCHPAD_LAUNCH_LOCAL_TERMINAL, or
+    else `current_terminal`. A missing one is replaced by that, with a warning.
     """
     terminal = terminal or os.environ.get(VARIABLE) or _HERE
     known = (_HERE, _FILES, *_WINDOWS, *_SESSIONS)

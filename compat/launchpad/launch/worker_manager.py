@@ -46,14 +46,10 @@ class WorkerManager:
 
         Args:
             labels_to_wait_for: Their groups; None means all.
-            raise_error: Whether a failure of any node is raised.
+            raise_error: Whether a failure of any node is raised: its exception, if nodes are
+                threads, otherwise a RuntimeError that names it. Raises as `RunningProgram.wait`
+                where a signal ended the program.
             return_on_first_completed: Whether the end of one node is enough.
-
-        Raises:
-            ValueError: There is no such group.
-            Exception: That of a node, if nodes are threads; otherwise a RuntimeError that names it.
-            KeyboardInterrupt: SIGINT ended the program.
-            SystemExit: Another signal did.
         """
         groups = {each.label for each in self.running.plan.executables}
         if missing := sorted(set(labels_to_wait_for or ()) - groups):
