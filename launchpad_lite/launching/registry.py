@@ -18,19 +18,14 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import cast, get_type_hints
 
 import courier
 from launchpad_lite.launching import NodeStatus, RunningProgram
-from launchpad_lite.parts.private_files import (
-    make_own_folder,
-    open_own_folder,
-    open_to_read,
-    user_name,
-)
+from launchpad_lite.parts import private_files
 
 _LOGGER = logging.getLogger(__name__)
 #: Seconds in which a client must reach the process of a program.
@@ -54,6 +49,9 @@ class Inspector:
         self._look_s = look_s
         #: Set once it has ended and is not listed any more; None if it never was.
         self._unlisted = unlisted
+        # Answered by the program itself.
+        self.output, self.follow, self.join = running.output, running.follow, running.join
+        self.stacks, self.why = running.stacks, running.why
 
     def status(self) -> tuple[str, list[NodeStatus]]:
         """Returns the state of the program, in one line, and of each of its nodes."""
@@ -66,26 +64,6 @@ class Inspector:
         is_up = any(each.state not in ("pending", "starting") for each in nodes)
         how = "running" if is_up else "not all nodes have started"
         return f"{self._running.plan.program}: {how}", nodes
-
-    def output(self) -> Iterator[tuple[str, bytes]]:
-        """Yields the output of nodes so far: `label[replica]` and lines."""
-        return self._running.output()
-
-    def follow(self) -> Iterator[tuple[str, bytes]]:
-        """Yields the output of nodes, as `output` does, until the program ends."""
-        return self._running.follow()
-
-    def join(self, timeout_s: float) -> bool:
-        """Waits until all has ended; returns whether it has."""
-        return self._running.join(timeout_s)
-
-    def stacks(self) -> Mapping[str, str]:
-        """Returns where the threads of each node are now."""
-        return self._running.stacks()
-
-    def why(self) -> str:
-        """Returns who waits for whom."""
-        return self._running.why()
 
     def stop(self) -> str:
         """Asks all nodes to end, waits until they have, and returns how the program ended."""
@@ -105,12 +83,8 @@ class Inspector:
 class RegistryEntry:
     """A running program, as a file lists it.
 
-    Attributes:
-        pid: The process that launched it.
-        started_at: In seconds since 1970.
-        nodes: How many it has.
-        address: Where its `Inspector` is served.
-        secret: For clients of that, in hexadecimal digits.
+    The process `pid` launched it, and serves its `Inspector` at `address`, for clients with the
+    `secret`, which is in hexadecimal digits. `started_at` is in seconds since 1970.
     """
 
     program: str
@@ -133,10 +107,6 @@ class RegistryEntry:
             yield cast("Inspector", client)
         finally:
             courier.close(client)
-
-
-#: Types of the attributes of an entry.
-_KINDS = (str, str, int, float, int, str | None, str, str)
 
 
 def publish(running: RunningProgram, launcher: str, unlisted: Callable[..., object]) -> None:
@@ -196,7 +166,7 @@ def _write(entry: RegistryEntry) -> Callable[[], None]:
         folder = _make_folder()
         # The folder may go with another entry.
         with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as undo:
-            at = open_own_folder(folder)
+            at = private_files.open_own_folder(folder)
             undo.callback(os.close, at)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             descriptor = os.open(name, flags, 0o600, dir_fd=at)
@@ -227,7 +197,7 @@ def running_programs() -> tuple[list[RegistryEntry], list[str]]:
 
 def _entries(folder: Path, passed_over: list[str]) -> Iterator[RegistryEntry]:
     try:
-        at = open_own_folder(folder)
+        at = private_files.open_own_folder(folder)
     except OSError as error:
         if not isinstance(error, FileNotFoundError):
             passed_over.append(str(error))
@@ -245,12 +215,13 @@ def _entries(folder: Path, passed_over: list[str]) -> Iterator[RegistryEntry]:
 
 def _read(folder: Path, at: int, name: str) -> RegistryEntry | None:
     """Returns an entry; None if it was left behind: removes it then. Raises if it is no entry."""
-    with os.fdopen(open_to_read(folder / name, dir_fd=at), "rb") as file:
+    with os.fdopen(private_files.open_to_read(folder / name, dir_fd=at), "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             entry = RegistryEntry(**json.load(file))
-            if all(map(isinstance, dataclasses.astuple(entry), _KINDS)):
+            kinds = get_type_hints(RegistryEntry)
+            if all(isinstance(getattr(entry, name), kind) for name, kind in kinds.items()):
                 return entry
             raise TypeError("values of other kinds") from None
         _remove(folder, at, name)  # under the lock, for which its process would wait
@@ -260,7 +231,7 @@ def _read(folder: Path, at: int, name: str) -> RegistryEntry | None:
 def _folders() -> list[Path]:
     """Returns the folders for entries: first the user's runtime folder, which some systems lack."""
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
-    fallback = f"launchpad_lite-{user_name()}-running"
+    fallback = f"launchpad_lite-{private_files.user_name()}-running"
     return [Path(runtime, "launchpad_lite"), Path(tempfile.gettempdir(), fallback)]
 
 
@@ -268,5 +239,5 @@ def _make_folder() -> Path:
     runtime, fallback = _folders()
     with contextlib.suppress(OSError):
         if runtime.parent.is_dir():  # else we must not make it
-            return make_own_folder(runtime)
-    return make_own_folder(fallback)
+            return private_files.make_own_folder(runtime)
+    return private_files.make_own_folder(fallback)
