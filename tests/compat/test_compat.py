@@ -535,8 +535,8 @@ def test_a_period_for_checkpoints_needs_no_folder() -> None:
     with pytest.raises(ValueError, match="minutes"):
         lp.ReverbNode(list, checkpoint_time_delta_minutes=0)
     node = lp.ReverbNode(list, checkpoint_time_delta_minutes=5)
-    assert node._checkpoint_ctor is not None
-    assert lp.ReverbNode(list)._checkpoint_ctor is None
+    assert node._work.checkpoint_ctor is not None
+    assert lp.ReverbNode(list)._work.checkpoint_ctor is None
 
 
 def test_tables_of_reverb_are_made_where_there_is_a_context(

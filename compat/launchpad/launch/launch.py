@@ -13,11 +13,9 @@ from launchpad.flags import FLAGS
 from launchpad.launch import serialization, terminals
 from launchpad.launch.worker_manager import WorkerManager
 from launchpad_lite.launching import Launcher, get_launcher, parse_script_arguments
+from launchpad_lite.parts.log_file import LOG_DIR_VARIABLE
 
 _LOGGER = logging.getLogger(__name__)
-
-#: Where the output of nodes goes: `<folder>/<label>/<i>`.
-LOGGING_DIR_VARIABLE = "LAUNCHPAD_LOGGING_DIR"
 
 #: Launchers of launchpad-lite by type of the original. Threads share their arguments with the
 #: script; in tests, too, if these are known to be picklable.
@@ -54,14 +52,9 @@ def launch(
         test_case: The program ends with this test, which fails if a node has. Without it, programs of
             test types end with the test that is found on the stack, or else with the script.
         terminal: Where the output of processes goes: see `launchpad.launch.terminals`.
-        serialize_py_nodes: Whether nodes that are threads must be picklable; by default in tests
-            only.
+        serialize_py_nodes: Whether nodes that are threads must be picklable, or else are a
+            RuntimeError; by default in tests only.
         controller_xm_requirements: As `xm_resources`.
-
-    Raises:
-        ProgramError: The program has mistakes.
-        RuntimeError: A node cannot be pickled, and must.
-        ValueError: An argument has a wrong value.
     """
     parse_script_arguments()
     program = _first(programs)
@@ -75,7 +68,7 @@ def launch(
         terminal = terminals.choose(terminal)
         if terminal is not None:  # nothing is shown here
             launcher = _named(get_launcher("test_mp"), kind)
-    folder = os.environ.get(LOGGING_DIR_VARIABLE)
+    folder = os.environ.get(LOG_DIR_VARIABLE)
     running = lp.launch(
         program,
         launcher,
@@ -142,6 +135,7 @@ def _known(
 
 
 def _link_logs(running: lp.RunningProgram, folder: Path) -> None:
+    """Makes the output of each node be at `<folder>/<label>/<i>`, as in the original."""
     for node in running.plan.executables:
         (folder / node.label).mkdir(parents=True, exist_ok=True)
         link = folder / node.label / str(node.replica)

@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import courier
 import launchpad_lite as lp
 from launchpad.address import Address
 from launchpad.context import LaunchContext, LaunchType, set_context
 from launchpad_lite import Handle, Node
-from launchpad_lite.nodes.alone import run_alone
-from launchpad_lite.nodes.base import PlanContext, Task, Work
+from launchpad_lite.launching import AddressTable, freeze
+from launchpad_lite.life.events import Leaving, LetGo, RequestStop, Said, StopAsked
+from launchpad_lite.life.timing import DEFAULT
+from launchpad_lite.nodes.base import NodeRuntime, PlanContext, Task, Work
+from launchpad_lite.worker.runtime import NodeSetup
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -79,6 +83,26 @@ class OriginalNode(Node[Any]):
         (task,) = super().to_executables(context)  # type: ignore[safe-super] # of the kind
         work = _InContext(task.work, "test_mt", tuple(self.addresses))
         run_alone(self.description, work, self.addresses)
+
+
+def run_alone(name: str, work: Work, addresses: Sequence[lp.Address]) -> None:
+    """Runs a node in this thread; returns when it has ended. Its addresses are bound already."""
+    table = addresses[0].table() if addresses else AddressTable({}, courier.Secret.generate())
+
+    def supervise(said: Said) -> None:
+        """Ends the node when its work is done, or when it asks for the stop."""
+        if isinstance(said, Leaving):
+            runtime.obey(LetGo(name))
+        elif isinstance(said, StopAsked):
+            runtime.obey(RequestStop(name))
+
+    def run() -> None:
+        with runtime.active():
+            freeze(work, share=True).thaw()(runtime)
+        runtime.join_stop_handlers(DEFAULT.handlers_s)
+
+    runtime = NodeRuntime(NodeSetup("alone", name, 0), table, supervise)
+    contextvars.copy_context().run(run)
 
 
 class OriginalClassNode(OriginalNode):
