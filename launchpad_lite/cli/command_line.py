@@ -515,11 +515,8 @@ def make_program(
 ) -> Program:
     """Calls the function that makes a program, if it is not a program already.
 
-    Args:
-        function: Makes it, or is it.
-        place: The name of the function in errors.
-        arguments: `--name=value` for flags that its module defines and for its own arguments.
-        options: Names of the launcher's options, in case one is misspelt.
+    `place` names the function in errors. Arguments are for flags that its module defines, and its
+    own. `options` are names of the launcher's options, in case one is misspelt.
     """
     # The module has defined its flags by now.
     _, *rest = flags.parse_known(["launch", *arguments])

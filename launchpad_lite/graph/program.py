@@ -20,15 +20,6 @@ _MAX_LABEL_BYTES = 128
 _LABEL = re.compile(r"[^\s/\\\[\]\x00-\x1f]+( [^\s/\\\[\]\x00-\x1f]+)*")
 
 
-#: Programs by the keys of their nodes, to find the program of a handle.
-_programs: "weakref.WeakValueDictionary[str, Program]" = weakref.WeakValueDictionary()
-
-
-def program_of(node_key: str) -> "Program | None":
-    """Returns the program that a node was added to; None if there is none (any more)."""
-    return _programs.get(node_key)
-
-
 class Program:
     """A graph of services: groups of nodes, and edges given by handles.
 
@@ -54,7 +45,6 @@ class Program:
         self._groups: dict[str, list[Node[Any]]] = {}
         self._declared: dict[tuple[str, int], DeclaredHandle] = {}
         self._current: str | None = None
-        #: Its runs.
         self._runs: weakref.WeakSet[RunningProgram] = weakref.WeakSet()
 
     def note_run(self, running: "RunningProgram") -> None:
@@ -115,7 +105,7 @@ class Program:
         group = self._groups.setdefault(label, [])
         group.append(node)
         for part in node.with_inner():
-            _programs[part.key] = self
+            part._program = self.name
             for address in part.addresses:
                 address.node = f"{label}[{len(group) - 1}]"
         declared = self._declared.get((label, len(group) - 1))

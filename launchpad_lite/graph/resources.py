@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
 
 from launchpad_lite.parts.settings import checked_fields
 
@@ -40,7 +39,7 @@ class Resources:
                 raise ValueError(f"gpu is a whole number, or below 1 to share one, not {value}")
 
     @classmethod
-    def of(cls, given: "Resources | Mapping[str, Any]") -> "Resources":
+    def of(cls, given: object) -> "Resources":
         """Takes resources as users write them: `{"cpu": 2, "ram": 2, "gpu": 1}` too."""
         if isinstance(given, Resources):
             return given

@@ -491,24 +491,18 @@ def options_of(name: str) -> Mapping[str, inspect.Parameter]:
 
 
 def get_launcher(name: str, options: Mapping[str, Any] | None = None) -> Launcher:
-    """Returns a launcher by its name in the entry points; `options` are arguments of its class.
-
-    Raises:
-        UnknownLauncherError: None of this name is installed, or several are.
-        LauncherLoadError: Its code does not import.
-    """
+    """Returns a launcher by its name in the entry points; `options` are arguments of its class."""
     launcher_class = load_launcher(name)
     launcher = launcher_class(**(options or {})) if callable(launcher_class) else launcher_class
     if not isinstance(launcher, Launcher):
-        raise LauncherLoadError(
-            f"the launcher {name!r} ({_find(name)[0]}) is no launchpad_lite.launching.Launcher but "
-            f"{launcher!r}"
+        wrong = f"is no launchpad_lite.launching.Launcher but {launcher!r}"
+    elif name not in _BUILT_IN and launcher.interface != INTERFACE:
+        wrong = (
+            f"says interface = {launcher.interface}; launchers have version {INTERFACE} of their "
+            "interface here. Install versions of both packages that fit; if it is yours, see "
+            f"docs/writing_a_launcher.md and set interface = {INTERFACE}"
         )
-    if name not in _BUILT_IN and launcher.interface != INTERFACE:
-        raise LauncherLoadError(
-            f"the launcher {name!r} ({_find(name)[0]}) says interface = {launcher.interface}; launchers "
-            f"have version {INTERFACE} of their interface here. Install versions of both packages that "
-            f"fit; if it is yours, see docs/writing_a_launcher.md and set interface = {INTERFACE}"
-        )
-    launcher.name = name
-    return launcher
+    else:
+        launcher.name = name
+        return launcher
+    raise LauncherLoadError(f"the launcher {name!r} ({_find(name)[0]}) {wrong}")

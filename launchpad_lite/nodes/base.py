@@ -159,6 +159,8 @@ class Node(abc.ABC, Generic[T]):
     _what = ""
     #: Where it will listen.
     _addresses: Sequence[Address] = ()
+    #: The name of the program that it was added to.
+    _program = ""
 
     def __init__(self) -> None:
         #: Identity of the node; the address of its own service has it too.

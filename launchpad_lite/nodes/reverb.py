@@ -125,13 +125,13 @@ class ReverbNode(Node[_Client]):
                 raise ValueError(
                     f"checkpoint_time_delta_minutes={minutes} is not finite and above 0"
                 )
-        self._priority_tables_fn = priority_tables_fn
         self._what = name_of(priority_tables_fn)
-        self._checkpoint_ctor = checkpoint_ctor
-        self._minutes = checkpoint_time_delta_minutes
         # Reverb's gRPC sets SO_REUSEPORT, so the port can be held for it.
         self._address = Address("reverb")
         self._addresses = (self._address,)
+        self._work = ReverbWork(
+            priority_tables_fn, checkpoint_ctor, checkpoint_time_delta_minutes, self._address
+        )
 
     @property
     def reverb_address(self) -> Address:
@@ -151,14 +151,12 @@ class ReverbNode(Node[_Client]):
                 "pip install 'launchpad-lite[reverb]' (on Linux with x86 and Python 3.11 or older: there "
                 "is no dm-reverb for others)"
             )
-        if self._minutes and self._checkpoint_ctor is None and not context.keeps_state:
+        work = self._work
+        if work.minutes and work.checkpoint_ctor is None and not context.keeps_state:
             raise ValueError(
-                f"checkpoint_time_delta_minutes={self._minutes:g}, but no folder: give "
+                f"checkpoint_time_delta_minutes={work.minutes:g}, but no folder: give "
                 "ReverbNode a checkpoint_ctor, or lp.launch(..., checkpoints=folder)"
             )
-        work = ReverbWork(
-            self._priority_tables_fn, self._checkpoint_ctor, self._minutes, self._address
-        )
         return [Task(work, self.addresses, self.description)]
 
 

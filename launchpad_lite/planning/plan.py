@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from launchpad_lite.errors import ProgramError
 from launchpad_lite.graph.freeze import FrozenWork, HandleSearch, UnfreezableError, freeze, locate
-from launchpad_lite.graph.program import Program, program_of
+from launchpad_lite.graph.program import Program
 from launchpad_lite.graph.python_process import PLAIN, PythonProcess
 from launchpad_lite.graph.resources import Resources
 from launchpad_lite.life.policies import NEVER, Liveness, RestartPolicy, RestartWhen
-from launchpad_lite.nodes.base import DeclaredHandle, Handle, Node, PlanContext, Work
+from launchpad_lite.nodes.base import NODES, DeclaredHandle, Handle, Node, PlanContext, Work
 from launchpad_lite.nodes.python import SilentHandle
 from launchpad_lite.parts.settings import did_you_mean
 from launchpad_lite.worker.address import Address
@@ -272,10 +272,7 @@ class Planner:
         self._resources = self._check("resources", settings.resources, Resources.of, Resources())
         self._processes = self._check("processes", settings.processes, PythonProcess.of, PLAIN)
         self._restart = self._check("restart", settings.restart, RestartPolicy.of, None)
-        given = settings.seed
-        self._seed = self._parse(
-            "seed", int.from_bytes(os.urandom(4), "big") if given is None else given, _seed_of, 0
-        )
+        self._seed = self._parse("seed", settings.seed, _seed_of, 0)
         self._liveness = self._check("liveness", settings.liveness, Liveness.of, Liveness())
         #: Whether a node may have a state to keep.
         self._keeps_state = False
@@ -404,19 +401,15 @@ class Planner:
 
     def _with_calls(self, draft: Executable, callees: Sequence[str]) -> Executable:
         # Only now all names are known, because a node may have several executables or none.
-        names = dict.fromkeys(
-            self._executable_names[key] for key in callees if key in self._executable_names
-        )
-        services = dict.fromkeys(
-            self._services[key].name for key in callees if key in self._services
-        )
+        names = dict.fromkeys(filter(None, map(self._executable_names.get, callees)))
+        services = dict.fromkeys(self._services[k].name for k in callees if k in self._services)
         return dataclasses.replace(draft, calls=tuple(names), services=tuple(services))
 
     def _callees(self, caller: str, work: Work, handles: Sequence[Handle[Any]]) -> Sequence[str]:
         """Returns the keys of the nodes of handles."""
         callees: dict[str, None] = {}
         for handle in handles:
-            name, other = self._names.get(handle.node_key), program_of(handle.node_key)
+            name, node = self._names.get(handle.node_key), NODES.get(handle.node_key)
             target = handle.target if isinstance(handle, DeclaredHandle) else handle
             if target is None:
                 assert isinstance(handle, DeclaredHandle)
@@ -424,9 +417,9 @@ class Planner:
                     f"{handle.name}, which was declared, but never added; add it with "
                     "program.add_node(node, label=...)"
                 )
-            elif name is None and other is not None:
+            elif name is None and node is not None and node._program:
                 wrong = (
-                    f"a node of another program, {other.name!r}; nodes call those of their own "
+                    f"a node of another program, {node._program!r}; nodes call those of their own "
                     "program only"
                 )
             elif name is None:
@@ -448,6 +441,8 @@ def _checkpoints_of(given: Checkpoints | _Folder) -> Checkpoints | None:
 
 
 def _seed_of(given: object) -> int:
+    if given is None:
+        return int.from_bytes(os.urandom(4), "big")
     if isinstance(given, bool) or not isinstance(given, int) or given < 0:
         raise ValueError(f"it is a whole number from 0 on, not {given!r}")
     return given
