@@ -79,24 +79,22 @@ def _load_frozen(data: bytes, handles: bytes, shared: tuple[object, ...]) -> Fro
     return FrozenWork(data, pickle.loads(handles), shared)
 
 
-def freeze(work: Work, *, share: bool = False, search: "HandleSearch | None" = None) -> FrozenWork:
+def freeze(work: Work, *, share: bool = False, bare: dict[int, object] | None = None) -> FrozenWork:
     """Pickles work, or raises an UnfreezableError.
 
-    Args:
-        work: The work of a worker.
-        share: Whether to share objects without handles instead of copying them.
-        search: Results for objects that several works may hold.
+    `share` shares objects without handles instead of copying them. `bare` are those that are known
+    to be without, by id, which several works may hold; it is added to.
     """
     buffer = io.BytesIO()
-    search = search or HandleSearch()
-    freezer = _Freezer(buffer, share, search)
+    bare = {} if bare is None else bare
+    freezer = _Freezer(buffer, share, bare)
     error: Exception | None = None
     try:
         freezer.dump(work)
     except Exception as raised:  # noqa: BLE001 - pickling runs code of arbitrary classes
         error = raised
     is_wrong = error is not None or freezer.met_nodes
-    if is_wrong and (mistakes := _explain(work, error, share, search)):
+    if is_wrong and (mistakes := _explain(work, error, share, bare)):
         found = (obj for part in work.parts().values() for _, obj in _walk(part))
         raise UnfreezableError(
             mistakes, [obj for obj in found if isinstance(obj, Handle)]
@@ -106,13 +104,13 @@ def freeze(work: Work, *, share: bool = False, search: "HandleSearch | None" = N
 
 
 class _Freezer(Pickler):
-    def __init__(self, buffer: io.BytesIO, share: bool, search: "HandleSearch") -> None:
+    def __init__(self, buffer: io.BytesIO, share: bool, bare: dict[int, object]) -> None:
         super().__init__(buffer, protocol=5)
         self._share = share
         self.handles = _Collection()
         self.shared = _Collection()
         self.met_nodes = False
-        self._search = search
+        self._bare = bare
         self._absl = loaded_module("absl.flags")
 
     def persistent_id(self, obj: Any) -> int | None:
@@ -121,7 +119,7 @@ class _Freezer(Pickler):
             return None
         if isinstance(obj, Handle):
             return -1 - self.handles.position(obj)
-        if self._share and not self._search.holds_handle(obj):
+        if self._share and not _holds_handle(obj, self._bare):
             return self.shared.position(obj)
         return None
 
@@ -176,26 +174,20 @@ class _Collection:
         return self._positions[id(obj)]
 
 
-class HandleSearch:
-    """Finds objects that contain a handle or a Deferred, at any depth."""
-
-    def __init__(self) -> None:
-        #: Objects known to hold none; kept alive, so that an id stays theirs.
-        self._without: dict[int, object] = {}
-
-    def holds_handle(self, root: object) -> bool:
-        seen: dict[int, object] = {}
-        open_objects = [root]
-        while open_objects:
-            obj = open_objects.pop()
-            if id(obj) in seen or id(obj) in self._without:
-                continue
-            seen[id(obj)] = obj
-            if isinstance(obj, Handle | Node | Deferred | Program):
-                return True
-            open_objects.extend(child for _, child in _children(obj) if type(child) not in _SCALARS)
-        self._without.update(seen)
-        return False
+def _holds_handle(root: object, bare: dict[int, object]) -> bool:
+    """Returns whether an object contains a handle or a Deferred, at any depth; else adds to `bare`."""
+    seen: dict[int, object] = {}  # kept alive, so that an id stays theirs
+    open_objects = [root]
+    while open_objects:
+        obj = open_objects.pop()
+        if id(obj) in seen or id(obj) in bare:
+            continue
+        seen[id(obj)] = obj
+        if isinstance(obj, Handle | Node | Deferred | Program):
+            return True
+        open_objects.extend(child for _, child in _children(obj) if type(child) not in _SCALARS)
+    bare.update(seen)
+    return False
 
 
 #: No object of these types, which are most of what a config consists of, can hold anything.
@@ -301,12 +293,14 @@ def locate(work: Work, target: object) -> str:
     return "one of its arguments"
 
 
-def _explain(work: Work, error: Exception | None, share: bool, search: HandleSearch) -> list[str]:
+def _explain(
+    work: Work, error: Exception | None, share: bool, bare: dict[int, object]
+) -> list[str]:
     """Finds the smallest unpicklable object in each part; and nodes in arguments."""
 
     def problem(obj: object) -> Exception | None:
         try:
-            _Freezer(io.BytesIO(), share, search).dump(obj)
+            _Freezer(io.BytesIO(), share, bare).dump(obj)
         except Exception as error:  # noqa: BLE001 - this is the question
             return error
         return None

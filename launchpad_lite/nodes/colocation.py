@@ -81,7 +81,8 @@ class ColocationNode(Node[None]):
     @property
     def addresses(self) -> Sequence[Address]:
         """Where the inner nodes will listen."""
-        return tuple(address for node in self._nodes for address in node.addresses)
+        inner = [address for node in self._nodes for address in node.addresses]
+        return (*inner, *self._addresses)
 
     def create_handle(self) -> SilentHandle:
         """Returns a handle that only names the node; the inner ones have their own."""

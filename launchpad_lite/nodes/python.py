@@ -73,6 +73,7 @@ class PyNode(Node[None]):
                 f"{name_of(function)} yields: calling it would run nothing of it. Remove the yield"
             )
         self._function = function
+        self._may_keep_state = not inspect.isfunction(function)
         self._what = name_of(function)
         self._args = args
         self._kwargs = kwargs
@@ -87,10 +88,6 @@ class PyNode(Node[None]):
         if context.keeps_state:
             check_state_methods(self._function)
         return [Task(self._work(), (), self.description, may_keep_state=self._may_keep_state)]
-
-    @property
-    def _may_keep_state(self) -> bool:
-        return not inspect.isfunction(self._function)
 
     def _work(self) -> "FunctionWork | ClassWork":
         return FunctionWork(self._function, self._args, self._kwargs)
@@ -139,10 +136,7 @@ class PyClassNode(RunSwitch, PyNode):
         """
         super().__init__(constructor, *args, **kwargs)
         refuse_async(type(self), constructor)
-
-    @property
-    def _may_keep_state(self) -> bool:
-        return may_have_state(self._function)
+        self._may_keep_state = may_have_state(constructor)
 
     def _work(self) -> "ClassWork":
         return ClassWork(self._function, self._args, self._kwargs, self._run)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from launchpad_lite.errors import ProgramError
-from launchpad_lite.graph.freeze import FrozenWork, HandleSearch, UnfreezableError, freeze, locate
+from launchpad_lite.graph.freeze import FrozenWork, UnfreezableError, freeze, locate
 from launchpad_lite.graph.program import Program
 from launchpad_lite.graph.python_process import PLAIN, PythonProcess
 from launchpad_lite.graph.resources import Resources
@@ -264,7 +264,8 @@ class Planner:
             for index, node in enumerate(nodes)
             for part in node.with_inner()
         }
-        self._search = HandleSearch()
+        #: Objects without handles, by id.
+        self._bare: dict[int, object] = {}
         #: The executable that runs a node; planned nodes only.
         self._executable_names: dict[str, str] = {}
         #: External services, by the keys of their nodes.
@@ -357,9 +358,8 @@ class Planner:
             for task in tasks:
                 caller = f"{name} {task.description}"
                 try:
-                    work = freeze(
-                        task.work, share=self._launcher.shares_memory, search=self._search
-                    )
+                    shares = self._launcher.shares_memory
+                    work = freeze(task.work, share=shares, bare=self._bare)
                 except UnfreezableError as error:
                     self._mistakes.extend(f"{caller}: {mistake}" for mistake in error.mistakes)
                     self._callees(caller, task.work, error.handles)

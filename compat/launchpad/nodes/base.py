@@ -47,20 +47,9 @@ def running_node() -> RunningNode | None:
 class OriginalNode(Node[Any]):
     """A mixin: the node's code finds a launch context, and the node may allocate addresses."""
 
-    @property
-    def own_addresses(self) -> list[Address]:
-        """The allocated addresses."""
-        own: list[Address] = vars(self).setdefault("_own_addresses", [])
-        return own
-
     def allocate_address(self, address: Address) -> None:
         """Makes an address one of this node's; a ValueError if another node has it."""
         address.assign(self)
-
-    @property
-    def addresses(self) -> Sequence[lp.Address]:
-        """Where the node will listen."""
-        return (*super().addresses, *self.own_addresses)
 
     def to_executables(self, context: PlanContext) -> Sequence[Task]:
         """Returns the tasks of the node, with a launch context around each."""
@@ -79,30 +68,25 @@ class OriginalNode(Node[Any]):
 
     def run(self) -> None:
         """Runs the node in this thread, without a program: for tests, after `bind_addresses`."""
-        context = PlanContext("test_mt", "alone", 0, lp.Resources())
-        (task,) = super().to_executables(context)  # type: ignore[safe-super] # of the kind
-        work = _InContext(task.work, "test_mt", tuple(self.addresses))
-        run_alone(self.description, work, self.addresses)
+        (task,) = self.to_executables(PlanContext("test_mt", "alone", 0, lp.Resources()))
+        name = self.description
+        here = task.addresses
+        table = here[0].table() if here else AddressTable({}, courier.Secret.generate())
 
+        def supervise(said: Said) -> None:
+            """Ends the node when its work is done, or when it asks for the stop."""
+            if isinstance(said, Leaving):
+                runtime.obey(LetGo(name))
+            elif isinstance(said, StopAsked):
+                runtime.obey(RequestStop(name))
 
-def run_alone(name: str, work: Work, addresses: Sequence[lp.Address]) -> None:
-    """Runs a node in this thread; returns when it has ended. Its addresses are bound already."""
-    table = addresses[0].table() if addresses else AddressTable({}, courier.Secret.generate())
+        def run() -> None:
+            with runtime.active():
+                freeze(task.work, share=True).thaw()(runtime)
+            runtime.join_stop_handlers(DEFAULT.handlers_s)
 
-    def supervise(said: Said) -> None:
-        """Ends the node when its work is done, or when it asks for the stop."""
-        if isinstance(said, Leaving):
-            runtime.obey(LetGo(name))
-        elif isinstance(said, StopAsked):
-            runtime.obey(RequestStop(name))
-
-    def run() -> None:
-        with runtime.active():
-            freeze(work, share=True).thaw()(runtime)
-        runtime.join_stop_handlers(DEFAULT.handlers_s)
-
-    runtime = NodeRuntime(NodeSetup("alone", name, 0), table, supervise)
-    contextvars.copy_context().run(run)
+        runtime = NodeRuntime(NodeSetup("alone", name, 0), table, supervise)
+        contextvars.copy_context().run(run)
 
 
 class OriginalClassNode(OriginalNode):
