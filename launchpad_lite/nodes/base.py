@@ -157,7 +157,6 @@ class Node(abc.ABC, Generic[T]):
 
     #: What it runs, for its description.
     _what = ""
-    #: Where it will listen.
     _addresses: Sequence[Address] = ()
     #: The name of the program that it was added to.
     _program = ""

@@ -32,6 +32,9 @@ class ColocationNode(Node[None]):
         program.add_node(lp.ColocationNode([learner, replay]), label="learner")
     """
 
+    #: When inner nodes that are processes are restarted, in place of what they say themselves.
+    _restart: RestartPolicy | None = None
+
     def __init__(
         self,
         nodes: Iterable[Node[Any]],
@@ -96,7 +99,10 @@ class ColocationNode(Node[None]):
             for task in node.to_executables(context)
         ]
         if self._mode == "process":
-            return [self._placed(task) for task in tasks]
+            return [
+                dataclasses.replace(task, together=self.key, restart=self._restart or task.restart)
+                for task in tasks
+            ]
         if not tasks:
             return []
         names = _distinct([task.description for task in tasks])
@@ -108,9 +114,6 @@ class ColocationNode(Node[None]):
         return [
             Task(work, addresses, self.description, stands_for=keys, may_keep_state=may_keep_state)
         ]
-
-    def _placed(self, task: Task) -> Task:
-        return dataclasses.replace(task, together=self.key)
 
 
 class MultiThreadingColocation(ColocationNode):
@@ -150,14 +153,11 @@ class MultiProcessingColocation(ColocationNode):
             raise TypeError(what)
         if num_retries_on_failure < 0:
             raise ValueError(what)
-        self._retries = num_retries_on_failure
-
-    def _placed(self, task: Task) -> Task:
-        if self._retries:
+        if num_retries_on_failure:
             # So often in all, over any time.
-            policy = RestartPolicy("on_failure", max_restarts=self._retries, window_s=math.inf)
-            task = dataclasses.replace(task, restart=policy)
-        return super()._placed(task)
+            self._restart = RestartPolicy(
+                "on_failure", max_restarts=num_retries_on_failure, window_s=math.inf
+            )
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

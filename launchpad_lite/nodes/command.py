@@ -111,13 +111,12 @@ class EndpointHandle(Handle[Endpoint]):
                 self._control.resolve(), secret=table.secret, tls=table.tls
             )
             keep_client(client, table)
-            is_ready = False
             try:
-                while not is_ready:
+                while True:
                     # It may restart; if not, its calls fail.
                     with contextlib.suppress(courier.ServerLostError):
                         client.wait_until_ready()
-                        is_ready = True
+                        break
             finally:
                 courier.close(client)
         return Endpoint(self.address.resolve())
@@ -235,15 +234,15 @@ class CommandNode(Node[Endpoint]):
 
 
 def _argv_of(command: object) -> list[str]:
+    argv: list[Any]
     if isinstance(command, str):
-        if not command.strip():
-            raise ValueError("CommandNode takes a program and its arguments; there is none")
-        return ["/bin/sh", "-c", command]
-    if not isinstance(command, Sequence) or isinstance(command, bytes | bytearray):
+        argv = ["/bin/sh", "-c", command] if command.strip() else []
+    elif isinstance(command, Sequence) and not isinstance(command, bytes | bytearray):
+        argv = [os.fspath(part) if isinstance(part, os.PathLike) else part for part in command]
+    else:
         raise TypeError(
             f"a command is a list of a program and its arguments, or one text, not {command!r}"
         )
-    argv = [os.fspath(part) if isinstance(part, os.PathLike) else part for part in command]
     if other := [part for part in argv if not isinstance(part, str)]:
         raise TypeError(f"an argument of a command is text, not {other[0]!r}")
     if not argv or not argv[0]:
@@ -297,7 +296,7 @@ class CommandWork:
             stop = runtime.listen()
             with _Command(argv, env, self.cwd, self.ready, runtime) as command:
                 if command.wait_until_ready(own, self.ready_timeout_s, stop):
-                    readiness._say()
+                    readiness._ready.set_result(None)
                     with runtime.at_work(runs=not self.addresses, serves=self.control):
                         command.wait(stop)
                 else:
@@ -318,9 +317,6 @@ class _Readiness:
 
     def __init__(self) -> None:
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
-
-    def _say(self) -> None:
-        self._ready.set_result(None)
 
     def wait_until_ready(self) -> "concurrent.futures.Future[None]":
         return self._ready
@@ -453,10 +449,8 @@ class _Command:
         code = self._process.returncode
         if code >= 0:
             return f"ended with code {code}"
-        try:
-            return f"was ended by {signal.Signals(-code).name}"
-        except ValueError:  # real-time signals have no names
-            return f"was ended by signal {-code}"
+        names = {each.value: each.name for each in signal.Signals}  # real-time signals have none
+        return f"was ended by {names.get(-code, f'signal {-code}')}"
 
     def _error(self, what: str) -> CommandError:
         lines = self._output.last_lines() if self._output is not None else ()

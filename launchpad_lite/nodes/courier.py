@@ -89,10 +89,7 @@ class CourierHandle(Handle[T]):
 
 
 def describe_target(handle: object, who: str) -> str:
-    """Returns the node of a handle, as text; raises a TypeError if it cannot be called.
-
-    `who` wanted such a handle.
-    """
+    """Returns the node of a handle, as text; a TypeError if `who` wanted one that can be called."""
     if isinstance(handle, CourierHandle):
         return handle.of
     if isinstance(handle, DeclaredHandle):
