@@ -37,10 +37,7 @@ Check = Callable[[], Finding]
 
 
 def diagnose(launcher: Launcher | None, *, as_json: bool) -> int:
-    """Prints what checks find; returns the exit code: 1 if one fails.
-
-    A `launcher` that is named must work; without it, those that are installed may.
-    """
+    """Prints what checks find; returns the exit code: 1 if one fails, as of a named launcher."""
     own = _checks_of_all() if launcher is None else launcher.checks()
     findings: list[dict[str, str]] = []
     for name, found in run_checks({**machine_checks(), **own}, _LIMIT_S):

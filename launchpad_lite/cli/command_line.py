@@ -16,16 +16,10 @@ from typing import Any, NoReturn
 from absl.flags import FLAGS, Error as FlagError
 
 from courier.lowlevel import signature_of
+from launchpad_lite import errors
 from launchpad_lite._version import __version__
 from launchpad_lite.cli._doctor import diagnose
 from launchpad_lite.cli._run_commands import COMMANDS as COMMANDS_OF_RUNS, ask, ask_listed
-from launchpad_lite.errors import (
-    LaunchError,
-    LaunchpadError,
-    MissingExtraError,
-    NodeFailedError,
-    ProgramPathError,
-)
 from launchpad_lite.graph.program import Program
 from launchpad_lite.launching import (
     Launcher,
@@ -149,12 +143,12 @@ def _guarded(run: Callable[[], int]) -> int:
         code = run()
         print(end="", flush=True)  # noqa: T201 - a service may have no sys.stdout to flush
         return code
-    except (NodeFailedError, LaunchError) as error:
+    except (errors.NodeFailedError, errors.LaunchError) as error:
         print(f"\n{error}", file=sys.stderr)  # noqa: T201 - what a command line is for
         return 1
-    except (LaunchpadError, FlagError) as error:
+    except (errors.LaunchpadError, FlagError) as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        if error.__cause__ is not None and isinstance(error, ProgramPathError):
+        if error.__cause__ is not None and isinstance(error, errors.ProgramPathError):
             print(f"caused by: {error.__cause__!r}", file=sys.stderr)  # noqa: T201
         return _USAGE_ERROR
     except KeyboardInterrupt:
@@ -195,10 +189,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _run_original(arguments: list[str], options: Sequence[str]) -> NoReturn:
-    """Becomes a script that finds the package `launchpad` of launchpad-lite-compat.
-
-    `options` are those before `--compat` that are no flags.
-    """
+    """Becomes a script that finds our package `launchpad`; `options` before `--compat` are no flags."""
     place = arguments.index(_COMPAT)
     before, rest = arguments[:place], arguments[place + 1 :]
     count = 2 if rest[:1] == ["-m"] else 1
@@ -208,7 +199,7 @@ def _run_original(arguments: list[str], options: Sequence[str]) -> NoReturn:
         if option.removeprefix("--").partition("=")[0].replace("-", "_") not in known:
             _refuse(_COMPAT, option, [], [*known])
     if len(script) < count or (count == 1 and not Path(script[0]).is_file()):
-        raise ProgramPathError(
+        raise errors.ProgramPathError(
             f"{_COMPAT} is followed by a script, or -m and a module; {' '.join(script)!r} is none"
         )
     environment = dict(os.environ)
@@ -221,7 +212,7 @@ def _run_original(arguments: list[str], options: Sequence[str]) -> NoReturn:
         paths = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
     elif importlib.util.find_spec("launchpad") is None:
-        raise MissingExtraError(
+        raise errors.MissingExtraError(
             "there is no package launchpad here: pip install launchpad-lite-compat"
         )
     given = [
@@ -406,10 +397,9 @@ def _first_word(rest: Sequence[str]) -> int:
 def _take_launcher(
     rest: list[str], command: str, without: Collection[str] = (), *, name: str | None = None
 ) -> tuple[Launcher, Sequence[str]]:
-    """Makes the launcher; returns it and the names of its options.
+    """Makes the launcher, with its options from before the program; returns the names of all.
 
-    Takes its options from before the program, except for names in `without`, which mean something
-    else.
+    Names in `without` mean something else.
     """
     if command == "emit":
         name = _take_name(rest)
@@ -426,7 +416,7 @@ def _take_launcher(
     try:
         launcher = find_launcher(name, options)
     except (TypeError, ValueError) as error:
-        raise ProgramPathError(f"--launcher={name}: {error}") from error
+        raise errors.ProgramPathError(f"--launcher={name}: {error}") from error
     # Removed, because `launch` refuses options of a launcher that is made already.
     FLAGS[flags.LAUNCHER_OPTION.name].unparse()
     return launcher, [*known]
@@ -448,7 +438,7 @@ def _usage() -> str:
 def _take_path(rest: list[str]) -> str:
     if (index := _first_word(rest)) < len(rest):
         return rest.pop(index)
-    raise ProgramPathError(f"no PROGRAM is named.\n\n{_usage()}")
+    raise errors.ProgramPathError(f"no PROGRAM is named.\n\n{_usage()}")
 
 
 def _take_option(rest: list[str], name: str) -> str | None:
@@ -469,13 +459,15 @@ def _render(ready: LaunchPlan, output: str | None) -> None:
     kinds = {".svg": render_svg, ".mmd": render_mermaid}
     draw = kinds.get(Path(output).suffix)
     if draw is None:
-        raise ProgramPathError(f"--output={output}: name a file that ends in {' or '.join(kinds)}")
+        raise errors.ProgramPathError(
+            f"--output={output}: name a file that ends in {' or '.join(kinds)}"
+        )
     Path(output).write_text(draw(ready))
 
 
 def _emit(ready: LaunchPlan, launcher: Launcher, output: str | None) -> None:
     if output is None:
-        raise ProgramPathError("emit writes files; say where: --output=FOLDER")
+        raise errors.ProgramPathError("emit writes files; say where: --output=FOLDER")
     folder = Path(output).absolute()
     files = launcher.emit(ready, LaunchOptions(flags.TERMINATION_NOTICE_SECS.value, folder))
     # Work of nodes may contain secrets, so no other user may read or replace it.
@@ -485,15 +477,14 @@ def _emit(ready: LaunchPlan, launcher: Launcher, output: str | None) -> None:
             make_folder(path.parent)
             write_private(path, content)
         except OSError as error:
-            raise LaunchError(f"cannot write {path}: {error}; name another --output=") from error
+            raise errors.LaunchError(
+                f"cannot write {path}: {error}; name another --output="
+            ) from error
         print(path)  # noqa: T201
 
 
 def find_program(path: str) -> Callable[..., Any] | Program:
-    """Returns the function that makes a program, or a program that is ready.
-
-    `path` is `module:function` or `path/to/file.py:function`.
-    """
+    """Returns the function, or the program, at `module:function` or `path/to/file.py:function`."""
     place, _, name = path.partition(":")
     module = _import(place)
     found = getattr(module, name or "make_program", None)
@@ -501,7 +492,7 @@ def find_program(path: str) -> Callable[..., Any] | Program:
         functions = {key: each for key, each in vars(module).items() if inspect.isfunction(each)}
         own = [key for key, each in functions.items() if each.__module__ == module.__name__]
         public = ", ".join(key for key in own if not key.startswith("_")) or "none"
-        raise ProgramPathError(
+        raise errors.ProgramPathError(
             f"{place!r} has no function {name or 'make_program'!r}; it has: {public}"
         )
     return found
@@ -528,10 +519,10 @@ def make_program(
     try:
         signature_of(function).bind(**keywords)
     except TypeError as error:
-        raise ProgramPathError(f"{place!r}: {error}; give it as --NAME=VALUE") from None
+        raise errors.ProgramPathError(f"{place!r}: {error}; give it as --NAME=VALUE") from None
     program = function(**keywords)
     if not isinstance(program, Program):
-        raise ProgramPathError(f"{place!r} returned {program!r} instead of an lp.Program")
+        raise errors.ProgramPathError(f"{place!r} returned {program!r} instead of an lp.Program")
     return program
 
 
@@ -544,24 +535,24 @@ def _import(place: str) -> Any:
     try:
         return importlib.import_module(place)
     except ImportError as error:
-        raise ProgramPathError(
+        raise errors.ProgramPathError(
             f"cannot import {place!r}: {error}. It is searched in {Path.cwd()} and where Python "
             "finds installed packages"
         ) from error
-    except LaunchError:
+    except errors.LaunchError:
         raise
     except Exception as error:
-        raise ProgramPathError(f"importing {place!r} failed: {error!r}") from error
+        raise errors.ProgramPathError(f"importing {place!r} failed: {error!r}") from error
 
 
 def _import_file(file: Path) -> Any:
     if not file.is_file():
-        raise ProgramPathError(f"there is no file {str(file)!r}")
+        raise errors.ProgramPathError(f"there is no file {str(file)!r}")
     # Workers import it by the same name, so its folder becomes part of the path.
     sys.path.insert(0, str(file.resolve().parent))
     module = _import(file.stem)
     if Path(getattr(module, "__file__", None) or "").resolve() != file.resolve():
-        raise ProgramPathError(
+        raise errors.ProgramPathError(
             f"{str(file)!r} cannot be imported: the module {file.stem!r} is {module!r}; give the "
             "file another name"
         )
@@ -583,7 +574,7 @@ def _keyword_arguments(
         kinds = kinds_of(function, name)
         if not equals and bool not in kinds:
             if not rest or rest[0].startswith("--"):
-                raise ProgramPathError(f"{argument!r} needs a value: {argument}=VALUE")
+                raise errors.ProgramPathError(f"{argument!r} needs a value: {argument}=VALUE")
             text = rest.pop(0)
         keywords[name] = _convert(argument, text, kinds)
     return keywords
@@ -593,7 +584,7 @@ def _convert(argument: str, text: str, kinds: Collection[Any]) -> Any:
     try:
         return convert(text, kinds)
     except ValueError as error:
-        raise ProgramPathError(f"{argument!r}: {error}") from None
+        raise errors.ProgramPathError(f"{argument!r}: {error}") from None
 
 
 def _refuse(taker: str, argument: str, known: Sequence[str], options: Sequence[str]) -> NoReturn:
@@ -601,7 +592,7 @@ def _refuse(taker: str, argument: str, known: Sequence[str], options: Sequence[s
     name = argument.removeprefix("--").partition("=")[0]
     near = nearest(name, [*known, *options, *flags.flag_names()])
     also = ", ".join(f"--{name}" for name in options)
-    raise ProgramPathError(
+    raise errors.ProgramPathError(
         f"unknown argument {argument!r}"
         + (f" (did you mean --{near}?)" if near else "")
         + f"; {taker} takes {names}"
