@@ -3,6 +3,7 @@
 import inspect
 import logging
 import os
+import traceback
 import unittest
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -89,12 +90,10 @@ def launch(
 
 
 def _first(programs: lp.Program | Sequence[lp.Program]) -> lp.Program:
-    if isinstance(programs, lp.Program):
-        return programs
-    program, *others = programs
+    program, *others = [programs] if isinstance(programs, lp.Program) else programs
     if others:
         _LOGGER.warning(
-            "launch was given %d programs; only the first, %r, runs", len(programs), program.name
+            "launch was given %d programs; only the first, %r, runs", 1 + len(others), program.name
         )
     return program
 
@@ -145,10 +144,6 @@ def _link_logs(running: lp.RunningProgram, folder: Path) -> None:
 
 def _test_on_the_stack() -> unittest.TestCase | None:
     """Returns the test case of a calling method."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, unittest.TestCase):
-            return owner
-        frame = frame.f_back
-    return None
+    frames = traceback.walk_stack(inspect.currentframe())
+    owners = (frame.f_locals.get("self") for frame, _ in frames)
+    return next((each for each in owners if isinstance(each, unittest.TestCase)), None)

@@ -22,9 +22,8 @@ def check_nodes_are_serializable(label: str, nodes: Sequence[lp.Node[Any]]) -> N
     """Checks the nodes of a group; a RuntimeError tells what in one cannot be pickled."""
     for replica, node in enumerate(nodes):
         try:
-            for task in node.to_executables(
-                PlanContext("local_mp", label, replica, lp.Resources())
-            ):
+            context = PlanContext("local_mp", label, replica, lp.Resources())
+            for task in node.to_executables(context):
                 freeze(task.work)
         except UnfreezableError as error:
             raise RuntimeError(

@@ -117,10 +117,7 @@ def take_tests() -> list[WorkerManager]:
 
 
 def end_tests(managers: Iterable[WorkerManager] | None = None) -> None:
-    """Ends programs, by default those of `take_tests`, and waits for that.
-
-    Raises what failed, if that was not raised yet.
-    """
+    """Ends programs, by default those of `take_tests`; raises what failed and was not raised yet."""
     with contextlib.ExitStack() as endings:  # of all, also if one raises
         for manager in take_tests() if managers is None else managers:
             endings.callback(manager.cleanup_after_test)

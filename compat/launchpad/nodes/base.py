@@ -30,7 +30,7 @@ __all__ = ["Handle", "Node", "OriginalClassNode", "OriginalNode", "RunningNode",
 class RunningNode:
     """A node that runs here, and where it may listen."""
 
-    runtime: Any
+    runtime: NodeRuntime
     addresses: Sequence[lp.Address]
 
 

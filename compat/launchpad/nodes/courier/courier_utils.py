@@ -25,8 +25,6 @@ def make_courier_server(
     if (node := running_node()) is not None:
         for address in node.addresses:
             if address.resolve().endswith(f":{port}"):
-                server: courier.Server = node.runtime.make_server(
-                    address, instance, hidden=hidden, **courier_kwargs
-                )
-                return server
+                make = node.runtime.make_server
+                return make(address, instance, hidden=hidden, **courier_kwargs)
     return courier.Server(instance, port=port, hidden=hidden, **courier_kwargs)
