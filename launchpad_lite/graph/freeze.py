@@ -95,10 +95,9 @@ def freeze(work: Work, *, share: bool = False, bare: dict[int, object] | None = 
         error = raised
     is_wrong = error is not None or freezer.met_nodes
     if is_wrong and (mistakes := _explain(work, error, share, bare)):
-        found = (obj for part in work.parts().values() for _, obj in _walk(part))
-        raise UnfreezableError(
-            mistakes, [obj for obj in found if isinstance(obj, Handle)]
-        ) from error
+        found = [obj for part in work.parts().values() for _, obj in _walk(part)]
+        held = [obj for obj in found if isinstance(obj, Handle)]
+        raise UnfreezableError(mistakes, held) from error
     handles, shared = freezer.handles.objects, freezer.shared.objects
     return FrozenWork(buffer.getvalue(), tuple(handles), tuple(shared))
 

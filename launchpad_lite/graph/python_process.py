@@ -91,5 +91,4 @@ def _flags(name: str, value: object) -> Iterator[str]:
         yield f"--{name}={value}"
 
 
-#: The default.
 PLAIN = PythonProcess()

@@ -17,10 +17,9 @@ from launchpad_lite.planning.plan import LaunchPlan
 def write_crash_report(
     folder: Path, plan: LaunchPlan, result: ProgramResult, stacks: Mapping[str, str]
 ) -> None:
-    """Writes the reports of a failure: `report.txt`, `plan.txt`, `versions.txt`, `stacks/`.
+    """Writes the reports of a failure to a folder that is made for this user only.
 
-    Makes the folder, for this user only. `stacks` are those of each node, by its name, when the
-    program failed.
+    `stacks` are those of each node, by its name, when the program failed.
     """
     make_own_folder(folder / "stacks")
     for old in (folder / "stacks").glob("*.txt"):

@@ -248,8 +248,7 @@ def _settings(
 def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launcher:
     """Returns a launcher, with the options and hosts that the command line gives.
 
-    Mistakes on the command line are a LaunchError; those in `options`, which are arguments of its
-    class, a TypeError or ValueError.
+    Mistakes there are a LaunchError, those in `options` a TypeError or ValueError.
     """
     flags.parse_script_arguments()
     named = choice.name if isinstance(choice, Launcher) else choice or None

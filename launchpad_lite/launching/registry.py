@@ -112,8 +112,7 @@ class RegistryEntry:
 def publish(running: RunningProgram, launcher: str, unlisted: Callable[..., object]) -> None:
     """Lists a program until it ends, so that other shells of this user find it.
 
-    Without an entry the program runs all the same; the reason is logged. Calls `unlisted` with the
-    program once it is not listed any more, or cannot be.
+    If it cannot be listed, the reason is logged. Calls `unlisted` with it once it is not.
     """
     withdraw = contextlib.ExitStack()
     withdraw.callback(unlisted, running)

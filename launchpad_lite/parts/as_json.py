@@ -37,10 +37,8 @@ def to_json(value: Any, *, most_bytes: float = math.inf) -> Any:
 def from_json(kind: Any, found: Any, *, is_trusted: bool = True) -> Any:
     """Undoes `to_json`: returns a value of a type.
 
-    Args:
-        kind: A dataclass, or the type of a field of one.
-        found: The result of `json.loads`.
-        is_trusted: Whether a process of the program has written it: nothing else is ever unpickled.
+    That is a dataclass, or the type of a field of one. `is_trusted` says whether a process of the
+    program has written it: nothing else is ever unpickled.
 
     Raises:
         Exception: It is of another type: `ArithmeticError`, `AttributeError`, `LookupError`,

@@ -135,12 +135,7 @@ class LogFile:
     """A log, open for appending. For one thread."""
 
     def __init__(self, path: Path, limit_bytes: float) -> None:
-        """Opens it; an OSError if that is not possible, for instance because it is a link.
-
-        Args:
-            path: Of its newest file, in a folder that was checked.
-            limit_bytes: The limit; infinity: none.
-        """
+        """Opens it, in a folder that was checked. A link is an OSError; infinity is no limit."""
         self._path = path
         self._most = limit_bytes / _PIECES
         self._descriptor = open_private(path)

@@ -48,10 +48,7 @@ def _find(name: str) -> str:
 
 
 def refuse_original() -> None:
-    """Refuses an environment where the original Launchpad is installed beside us.
-
-    The ImportError has the commands that repair it.
-    """
+    """Refuses an environment with the original Launchpad; the error has commands that repair it."""
     from courier.lowlevel import refuse_others
 
     refuse_others("launchpad", _ORIGINALS)

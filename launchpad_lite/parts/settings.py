@@ -8,10 +8,9 @@ from typing import Any
 def checked_fields(
     kind: type, given: object, expected: str, *, called: str = "setting"
 ) -> dict[str, Any]:
-    """Returns the fields of a dataclass that a user's dict gives.
+    """Returns the fields of a dataclass that a user's dict gives; unknown names are a ValueError.
 
-    Raises a TypeError if it is no dict, and a ValueError for unknown names. For their messages,
-    `expected` names the types besides a dict, and `called` the kind of a field.
+    For messages, `expected` names the types besides a dict, and `called` the kind of a field.
     """
     if not isinstance(given, Mapping):
         raise TypeError(f"expected {expected} or a dict, got {given!r}")

@@ -250,7 +250,7 @@ def _of(settings: _ByNode[T], label: str, name: str) -> T:
 
 
 class Planner:
-    """Plans the launch of a program; collects mistakes on the way, so that all are reported at once."""
+    """Plans the launch of a program; collects mistakes on the way, to report all at once."""
 
     def __init__(
         self, program: Program, launcher: LauncherTraits, settings: LaunchSettings
@@ -411,8 +411,7 @@ class Planner:
         for handle in handles:
             name, node = self._names.get(handle.node_key), NODES.get(handle.node_key)
             target = handle.target if isinstance(handle, DeclaredHandle) else handle
-            if target is None:
-                assert isinstance(handle, DeclaredHandle)
+            if isinstance(handle, DeclaredHandle) and target is None:
                 wrong = (
                     f"{handle.name}, which was declared, but never added; add it with "
                     "program.add_node(node, label=...)"
