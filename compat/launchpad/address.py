@@ -39,7 +39,7 @@ class Address(lp.Address):
             raise ValueError(f"{self!r} belongs to {self._owner!r} already")
         if self._owner is None:
             self._owner = node
-            node._addresses = (*node._addresses, self)
+            node._own_addresses = (*node._own_addresses, self)
 
     def __getstate__(self) -> Any:
         return super().__getstate__(), self._fixed

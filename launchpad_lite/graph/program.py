@@ -105,7 +105,7 @@ class Program:
         group = self._groups.setdefault(label, [])
         group.append(node)
         for part in node.with_inner():
-            part._program = self.name
+            part._added_to = self.name
             for address in part.addresses:
                 address.node = f"{label}[{len(group) - 1}]"
         declared = self._declared.get((label, len(group) - 1))

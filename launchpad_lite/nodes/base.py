@@ -155,11 +155,11 @@ class Node(abc.ABC, Generic[T]):
             return program.add_node(node, label="evaluator")
     """
 
-    #: What it runs, for its description.
-    _what = ""
-    _addresses: Sequence[Address] = ()
+    #: What its description names: its class or function, for instance.
+    _named_after = ""
+    _own_addresses: Sequence[Address] = ()
     #: The name of the program that it was added to.
-    _program = ""
+    _added_to = ""
 
     def __init__(self) -> None:
         #: Identity of the node; the address of its own service has it too.
@@ -181,13 +181,13 @@ class Node(abc.ABC, Generic[T]):
     @property
     def addresses(self) -> Sequence[Address]:
         """Where the node will listen."""
-        return self._addresses
+        return self._own_addresses
 
     @property
     def description(self) -> str:
         """A text that describes the node where nothing is run for it."""
         name = type(self).__name__
-        return f"{name}({self._what})" if self._what else name
+        return f"{name}({self._named_after})" if self._named_after else name
 
     def __repr__(self) -> str:
         return self.description

@@ -86,7 +86,7 @@ class CacherNode(CourierNode[T]):
             max_bytes=max_bytes,
             max_entries=max_entries,
         )
-        self._what = f"for {target}"
+        self._named_after = f"for {target}"
 
     def configure(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ARG002
         """Refused by a TypeError: its target is given when it is made."""

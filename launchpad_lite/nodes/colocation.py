@@ -72,7 +72,7 @@ class ColocationNode(Node[None]):
         inner_modes = {part._mode for part in parts if isinstance(part, ColocationNode)}
         if mode == "thread" and "process" in inner_modes:
             raise ValueError("a colocation with processes cannot be a part of one with threads")
-        self._what = ", ".join(node.description for node in self._nodes)
+        self._named_after = ", ".join(node.description for node in self._nodes)
         self._mode: Mode = mode
         self._first_ends = return_on_first_completed
 
@@ -85,7 +85,7 @@ class ColocationNode(Node[None]):
     def addresses(self) -> Sequence[Address]:
         """Where the inner nodes will listen."""
         inner = [address for node in self._nodes for address in node.addresses]
-        return (*inner, *self._addresses)
+        return (*inner, *self._own_addresses)
 
     def create_handle(self) -> SilentHandle:
         """Returns a handle that only names the node; the inner ones have their own."""

@@ -187,7 +187,7 @@ class CommandNode(Node[Endpoint]):
         """
         super().__init__()
         argv = _argv_of(command)
-        self._what = Path(command.split()[0] if isinstance(command, str) else argv[0]).name
+        self._named_after = Path(command.split()[0] if isinstance(command, str) else argv[0]).name
         if isinstance(listens, str):
             raise TypeError(f"listens is a list of names, as in listens=[{listens!r}]")
         if len(set(listens)) < len(listens):
@@ -219,7 +219,7 @@ class CommandNode(Node[Endpoint]):
             tuple(argv), addresses, Address("ready"), used, env, folder, ready, ready_timeout_s
         )
         # Its own name, if it has one, is shown in place of ours.
-        self._addresses = (self._work.control, *addresses.values())
+        self._own_addresses = (self._work.control, *addresses.values())
 
     def create_handle(self) -> EndpointHandle:
         """Returns a new handle; in a running node it becomes the endpoint."""

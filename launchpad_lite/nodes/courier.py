@@ -156,7 +156,7 @@ class CourierNode(RunSwitch, Node[T], Generic[T]):
         require_callable(type(self), constructor)
         refuse_async(type(self), constructor)
         self._constructor = constructor
-        self._what = name_of(constructor)
+        self._named_after = name_of(constructor)
         self._args = args
         self._kwargs: Mapping[str, Any] = kwargs
         self._server_options = _checked_options(
@@ -173,7 +173,7 @@ class CourierNode(RunSwitch, Node[T], Generic[T]):
             "courier_client_kwargs", courier_client_kwargs or {}, _CLIENT_OPTIONS
         )
         self._address = Address("courier", self._server_options.pop("port", None))
-        self._addresses = (self._address,)
+        self._own_addresses = (self._address,)
 
     def configure(self, *args: Any, **kwargs: Any) -> None:
         """Replaces the constructor's arguments: the way to draw a cycle.

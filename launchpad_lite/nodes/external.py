@@ -59,7 +59,7 @@ class ExternalNode(Node[T]):
         courier.Client(address)  # raises if it is malformed
         if client is not None and not callable(client):
             raise TypeError(f"client is a function that takes the address, not {client!r}")
-        self.address = self._what = address
+        self.address = self._named_after = address
         self._make_client = client or cast("Callable[[str], Any]", courier.Client)
 
     def create_handle(self) -> ExternalHandle[T]:

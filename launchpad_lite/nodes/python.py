@@ -74,7 +74,7 @@ class PyNode(Node[None]):
             )
         self._function = function
         self._may_keep_state = not inspect.isfunction(function)
-        self._what = name_of(function)
+        self._named_after = name_of(function)
         self._args = args
         self._kwargs = kwargs
 

@@ -125,10 +125,10 @@ class ReverbNode(Node[_Client]):
                 raise ValueError(
                     f"checkpoint_time_delta_minutes={minutes} is not finite and above 0"
                 )
-        self._what = name_of(priority_tables_fn)
+        self._named_after = name_of(priority_tables_fn)
         # Reverb's gRPC sets SO_REUSEPORT, so the port can be held for it.
         self._address = Address("reverb")
-        self._addresses = (self._address,)
+        self._own_addresses = (self._address,)
         self._work = ReverbWork(
             priority_tables_fn, checkpoint_ctor, checkpoint_time_delta_minutes, self._address
         )

@@ -416,9 +416,9 @@ class Planner:
                     f"{handle.name}, which was declared, but never added; add it with "
                     "program.add_node(node, label=...)"
                 )
-            elif name is None and node is not None and node._program:
+            elif name is None and node is not None and node._added_to:
                 wrong = (
-                    f"a node of another program, {node._program!r}; nodes call those of their own "
+                    f"a node of another program, {node._added_to!r}; nodes call those of their own "
                     "program only"
                 )
             elif name is None:
