@@ -40,7 +40,10 @@ def is_local_launch_or_test(launch_type: LaunchType | str) -> bool:
 
 
 class LaunchContext:
-    """How a node was launched, which `initialize` tells."""
+    """How a node was launched."""
+
+    def __init__(self) -> None:
+        self._known: tuple[LaunchType, Any, Callable[[], None] | None] | None = None
 
     def initialize(
         self,
@@ -49,12 +52,27 @@ class LaunchContext:
         program_stopper: Callable[[], None] | None = None,
     ) -> None:
         """Fills it in."""
-        #: `LOCAL_MULTI_PROCESSING` with launchers that the original lacks.
-        self.launch_type = launch_type
-        #: Always None: code in processes does not depend on how they were started.
-        self.launch_config = launch_config
-        #: Ends the program.
-        self.program_stopper = program_stopper
+        self._known = (launch_type, launch_config, program_stopper)
+
+    @property
+    def launch_type(self) -> LaunchType:
+        """How it was launched; `LOCAL_MULTI_PROCESSING` with launchers that the original lacks."""
+        return self._get()[0]
+
+    @property
+    def launch_config(self) -> Any:
+        """Always None: code in processes does not depend on how they were started."""
+        return self._get()[1]
+
+    @property
+    def program_stopper(self) -> Callable[[], None] | None:
+        """Ends the program."""
+        return self._get()[2]
+
+    def _get(self) -> tuple[LaunchType, Any, Callable[[], None] | None]:
+        if self._known is None:
+            raise RuntimeError("this launch context is not initialized: nodes have one at launch")
+        return self._known
 
 
 _context: contextvars.ContextVar[LaunchContext | None] = contextvars.ContextVar(

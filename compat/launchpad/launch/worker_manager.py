@@ -1,6 +1,7 @@
 """The result of `launch`: a running program, with the methods of the original's `WorkerManager`."""
 
 import contextlib
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -78,6 +79,19 @@ class WorkerManager:
         self.running.request_stop("stop_and_wait() was called")
         self.wait(raise_error=False)
         self.running.collected = True
+
+    def stop_event(self) -> threading.Event:
+        """As `launchpad.stop_event`, for nodes."""
+        return stop_event()
+
+    def wait_for_stop(self, timeout_secs: float | None = None) -> bool:
+        """As `launchpad.wait_for_stop`, for nodes."""
+        return wait_for_stop(timeout_secs)
+
+    def check_for_thread_worker_exception(self) -> None:
+        """Raises as `wait`, if the program has failed."""
+        if self.running.result is not None:
+            self._raise()
 
     def cleanup_after_test(self, test_case: Any = None) -> None:  # noqa: ARG002 - raising fails it
         """Ends the program and waits for that; raises its failure, if that was not raised yet."""
