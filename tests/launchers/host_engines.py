@@ -730,8 +730,8 @@ class KubernetesDesk(Desk):
 def is_python(process: psutil.Process) -> bool:
     """Whether it runs Python by now; psutil would still tell the shell that it was before."""
     with contextlib.suppress(OSError):  # it has ended
-        program = os.readlink(f"/proc/{process.pid}/exe")
-        return Path(program).name.startswith("python")  # a worker has the name of its node
+        program = Path(f"/proc/{process.pid}/exe").readlink()
+        return program.name.startswith("python")  # a worker has the name of its node
     return False
 
 
