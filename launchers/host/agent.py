@@ -165,7 +165,6 @@ class _PodLog:
         return len(self._buffer)
 
     def put(self, data: bytes) -> None:
-        """Adds output and writes what fits."""
         if len(self._buffer) > _MAX_WAITING_BYTES:
             self._skipped_bytes += len(data)
             return
@@ -213,15 +212,9 @@ class Agent:
     ) -> None:
         """Prepares the event loop.
 
-        Args:
-            input_fd: Where commands come from.
-            output_fd: Where events go.
-            launcher: The launcher's process, if it is on this machine.
-            silence_s: Seconds of silence after which the launcher counts as gone.
-            in_pod: Whether it is for the nodes of one pod: they and the pod end together, and the pod's
-                output has what they print, too.
-            shared_fds: Descriptors that were open before it began. Start-up code of the interpreter opened
-                them, and workers use them, too.
+        `launcher` is the launcher's process if it is on this machine. `in_pod` says that nodes and
+        pod end together, and that the pod's output has what the nodes print. `shared_fds` were open
+        before: start-up code of the interpreter opened them, and workers use them, too.
         """
         self._in_pod = in_pod
         self._pod_log = _PodLog(2) if in_pod else None
@@ -925,10 +918,8 @@ def _allow_many_files() -> None:
 def main(launcher: int | None, silence_s: float = math.inf, *, in_pod: bool = False) -> None:
     """Runs the agent's process, whose link is at standard input and output.
 
-    Args:
-        launcher: The launcher's process, if it is on this machine; the agent ends with it.
-        silence_s: Seconds of silence after which the launcher counts as gone.
-        in_pod: Whether it is for the nodes of one pod, and ends with it.
+    It ends with the process `launcher`, if that is on this machine, and after `silence_s` without a
+    message.
     """
     shared_fds = open_descriptors()
     fork_under_reaper(os.environ[MARK])

@@ -83,9 +83,7 @@ def main(hello: "dict[str, Any] | None" = None) -> None:
 def is_spoken_to(silence_s: float, listen: "Callable[[float], object]") -> bool:
     """Returns whether the launcher sends something before it counts as gone.
 
-    Args:
-        silence_s: Seconds of silence after which it does.
-        listen: Waits so many seconds at most; returns a true value if there is something to read.
+    `listen` waits so many seconds at most, and returns a true value if there is something to read.
     """
     # A sleep of the machine uses up one wait. During the others, processes on the way (ssh), which slept as
     # well, pass messages on.

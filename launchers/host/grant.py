@@ -23,7 +23,7 @@ class Grant:
         cores: Where its threads may run; empty: anywhere.
         ram_bytes: How much memory of its own each of its processes may have; None: any.
         environment: Variables to set; None removes one.
-        interpreter: Another Python than the agent's; None: the agent's.
+        interpreter: Another Python than the agent's.
     """
 
     cores: tuple[int, ...] = ()

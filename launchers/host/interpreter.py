@@ -42,14 +42,8 @@ def begin_anew(
 ) -> NoReturn:
     """Replaces this forked worker by a new interpreter, which continues as the same process.
 
-    Args:
-        interpreter: Its path; None is this one's.
-        payload: What `run_worker` takes.
-        control_fd: The socket to the agent.
-        stacks_fd: Where it writes down its stacks.
-
-    Raises:
-        OSError: It cannot be executed.
+    Without an `interpreter`, it is the one that runs now. The other arguments are those of
+    `run_worker`. An OSError says that it cannot be executed.
     """
     with tempfile.TemporaryFile() as file:
         file.write(payload)

@@ -31,9 +31,9 @@ OVERSLEPT_S = 1.0
 
 
 class Reach(Protocol):
-    """A process that carries bytes to and from an agent, or an object that behaves like one.
+    """A part of `subprocess.Popen`: a process that carries bytes to and from an agent.
 
-    It is a part of `subprocess.Popen`. `wait` raises `subprocess.TimeoutExpired`.
+    `wait` raises `subprocess.TimeoutExpired`.
     """
 
     stdin: IO[bytes] | None
@@ -52,13 +52,7 @@ class Reach(Protocol):
 
 @dataclass(frozen=True)
 class LinkFrame:
-    """One message.
-
-    Attributes:
-        op: The kind of message.
-        fields: Details that JSON can hold.
-        body: Bytes that go with it.
-    """
+    """One message: its kind, details that JSON can hold, and bytes that go with it."""
 
     op: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -76,9 +70,8 @@ class LinkFrame:
 class FrameDecoder:
     """Finds the frames in a stream of bytes that comes in pieces.
 
-    Attributes:
-        awaited: The bytes before the first frame; empty once they have come. The decoder ignores what comes
-            before them, because an interpreter or a shell may print while it starts.
+    It ignores what comes before the bytes `awaited`, because an interpreter or a shell may print
+    while it starts. `awaited` is empty once they have come.
     """
 
     def __init__(self, awaited: bytes = b"") -> None:
@@ -128,11 +121,7 @@ class LinkReader:
     def read(self, give_up_at: float = math.inf) -> LinkFrame | None:
         """Returns the next frame; None when the other end is closed.
 
-        Args:
-            give_up_at: Monotonic time.
-
-        Raises:
-            TimeoutError: No frame has come by then.
+        Raises TimeoutError if no frame has come at the monotonic time `give_up_at`.
         """
         while not self._frames:
             if not self._take_in(give_up_at):
@@ -142,9 +131,8 @@ class LinkReader:
     def begin(self, give_up_at: float) -> None:
         """Waits until the bytes before the first frame have come.
 
-        Raises:
-            EOFError: The other end was closed first.
-            TimeoutError: They have not come by then.
+        Raises EOFError if the other end was closed first, TimeoutError if they have not come in
+        time.
         """
         while self.decoder.awaited:
             if not self._take_in(give_up_at):

@@ -15,13 +15,11 @@ class Machine(NamedTuple):
 
     Attributes:
         cores: Numbers of the cores that this process may use.
-        ram_bytes: Main memory.
         gpus: Accelerators, as `CUDA_VISIBLE_DEVICES` names them.
         gpus_shown_by: What shows the accelerators; for messages.
         binds: Whether processes can be bound to cores.
         limits: Whether the memory of processes can be limited.
         name: What it is called in messages.
-        is_here: Whether this process runs on it.
     """
 
     cores: tuple[int, ...]

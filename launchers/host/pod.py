@@ -67,10 +67,7 @@ async def receive(
 ) -> None:
     """Forwards what is received, until the other end sends the mark of its end.
 
-    Args:
-        link: Where pieces come from.
-        sink: Where they go.
-        goes_on: Whether to read on, instead of failing, when the sink takes no more.
+    With `goes_on`, it reads on, instead of failing, when the sink takes no more.
     """
     while size := int.from_bytes(await link.readexactly(_SIZE_BYTES), "big"):
         piece = await link.readexactly(size)
@@ -93,8 +90,7 @@ async def part(link: asyncio.StreamReader) -> None:
 def main(loader: str) -> None:
     """Runs in the pod, and then ends the process.
 
-    Args:
-        loader: Program for an interpreter that reads its actual program from its input.
+    `loader` is for an interpreter that reads its actual program from its input.
     """
     signal.signal(signal.SIGTERM, lambda *_: os._exit(MAY_COME_BACK))
     sys.exit(asyncio.run(_serve(loader)))

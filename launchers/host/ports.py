@@ -28,25 +28,17 @@ class PortReservations:
     """
 
     def __init__(self, host: str | None = None) -> None:
-        """Holds nothing yet.
-
-        Args:
-            host: IP address of the interface whose ports are held; `::` for all; None for loopback.
-        """
+        """Holds nothing yet, at this IP address: `::` for all interfaces, None for loopback."""
         self._host = loopback() if host is None else host
         self._sockets: list[socket.socket] = []
         #: Sockets of lent ports, by the node that they are lent to.
         self._lendable: dict[str, list[socket.socket]] = {}
 
     def reserve(self, port: int | None, *, lent_to: str | None = None) -> int:
-        """Holds a port and returns it.
+        """Holds a port, a free one if `port` is None, and returns it.
 
-        Args:
-            port: Which; None takes a free one.
-            lent_to: The node in which a foreign program listens there; None: one of our servers does.
-
-        Raises:
-            PortTakenError: Another process listens there, or it is reserved already.
+        A foreign program of the node `lent_to` listens there; None: one of our servers. Raises
+        PortTakenError if another process listens there, or it is reserved already.
         """
         if port is not None:
             # Without SO_REUSEPORT, so that it fails for any holder of the port.
@@ -84,8 +76,7 @@ class PortReservations:
     def reserve_all(self, wanted: Iterable[Address]) -> dict[str, int]:
         """Holds a port for each address; returns them by address key.
 
-        Raises:
-            PortTakenError: A requested port is not free; then none of these ports is held.
+        If it raises PortTakenError, none of these ports is held.
         """
         held = PortReservations(self._host)  # separate from the ports of nodes that run
         reserved: dict[str, int] = {}

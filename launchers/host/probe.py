@@ -27,14 +27,7 @@ WORD_BYTES = 16
 
 @dataclass(frozen=True)
 class Target:
-    """A host to be reached.
-
-    Attributes:
-        name: The host.
-        addresses: Its addresses, the likeliest first.
-        port: Where it sends its word.
-        word: What it sends, as hexadecimal digits.
-    """
+    """A host, its addresses, the likeliest first, and the port where it sends its word, in hex."""
 
     name: str
     addresses: tuple[str, ...]
@@ -75,11 +68,7 @@ class ProbeServer:
     """Sends this host's word to any peer."""
 
     def __init__(self, word: str) -> None:
-        """Listens on all interfaces.
-
-        Raises:
-            OSError: No port is free.
-        """
+        """Listens on all interfaces."""
         self._word = bytes.fromhex(word)
         # All interfaces, because the probe is to find the right address.
         self._socket = bound("::", 0, backlog=256)
@@ -156,13 +145,9 @@ def reach(
 ) -> dict[str, list[str]]:
     """Tries all addresses of all hosts at once; returns those that answered, by host.
 
-    Args:
-        targets: The others.
-        probe_server: The server of this host, which the others try at the same time.
-        timeout_s: Seconds after which silent hosts count as out of reach. TCP sends a first packet that was
-            lost again after one second.
-        timing: How long other addresses of a host are tried once one has answered.
-        clock: Returns seconds.
+    The others try `probe_server`, that of this host, at the same time. Hosts that are silent for
+    `timeout_s` count as out of reach. TCP sends a first packet that was lost again after one
+    second.
     """
     began_at = clock()
     reached: dict[str, set[str]] = {target.name: set() for target in targets}

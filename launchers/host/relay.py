@@ -51,12 +51,7 @@ class Relay:
     """
 
     def __init__(self, selector: selectors.BaseSelector, send: Callable[[LinkFrame], None]) -> None:
-        """Relays nothing yet.
-
-        Args:
-            selector: Of the event loop.
-            send: Sends a frame to the other end.
-        """
+        """Relays nothing yet. `send` sends a frame to the other end."""
         self._selector = selector
         self._send = send
         self._loopback = loopback()

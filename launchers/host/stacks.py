@@ -22,11 +22,7 @@ _MAX_BYTES = 1 << 20
 
 
 def open_stacks() -> int:
-    """Returns a descriptor of memory, for a worker to write to and its agent to read.
-
-    Raises:
-        OSError: Too many files are open.
-    """
+    """Returns a descriptor of memory, for a worker to write to and its agent to read."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("launchpad-stacks")
     import tempfile

@@ -38,12 +38,7 @@ _AWAITED = frozenset((signal.SIGCHLD, signal.SIGTERM, FORCE_SIGNAL))
 
 
 def end_marked(mark: str, *, spare: tuple[int, ...] = ()) -> None:
-    """Ends by force all processes of this user that carry a mark.
-
-    Args:
-        mark: Value of `MARK` in their environment.
-        spare: Processes that stay.
-    """
+    """Ends by force all processes of this user that carry a mark, except those to spare."""
     give_up_at = time.monotonic() + _GIVE_UP_S
     while found := [pid for pid in marked(MARK, mark) if pid not in spare]:
         _signal_all(found, signal.SIGKILL)
@@ -59,13 +54,9 @@ def adopt_orphans() -> None:
 
 
 def end_children(parent: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-    """Ends all children of a process, and then their children, which it adopts.
+    """Ends all children of a process, which adopts orphans, and then their children.
 
     So it also finds processes that have left their session and cleared their environment.
-
-    Args:
-        parent: This process, which adopts orphans.
-        clock: Returns seconds.
     """
     if sys.platform != "linux":
         return
@@ -107,8 +98,7 @@ def is_exiting(pid: int) -> bool:
 def process_status(pid: int) -> list[bytes]:
     """Returns the fields of `/proc/PID/stat` (Linux) after the name, which may hold any text.
 
-    Raises:
-        OSError: The process has ended.
+    Raises OSError if the process has ended.
     """
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
 

@@ -15,11 +15,7 @@ _USER, _SYSTEM, _MEMORY = 11, 12, 21
 
 
 class Usage(TypedDict):
-    """What one worker uses.
-
-    `cpu`: cores that its process kept busy since the measurement before. `memory_mib`: main memory
-    that it holds. None: not known.
-    """
+    """What one worker uses: cores kept busy since the last look; main memory. None: not known."""
 
     cpu: float | None
     memory_mib: float | None
@@ -33,11 +29,7 @@ class UsageMeter:
         self._seen: dict[int, tuple[float, float]] = {}
 
     def look(self, pids: Mapping[str, int]) -> dict[str, Usage]:
-        """Returns what workers use, by name; those that have gone are left out.
-
-        Args:
-            pids: Their processes.
-        """
+        """Returns what workers use, by name; those that have gone are left out."""
         now = time.monotonic()
         before, self._seen = self._seen, {}
         usage: dict[str, Usage] = {}
@@ -56,8 +48,7 @@ class UsageMeter:
 def _measure(pid: int) -> tuple[float, int]:
     """Returns the CPU seconds that a process has used, and the main memory in bytes that it holds.
 
-    Raises:
-        OSError: The process has ended.
+    Raises OSError if the process has ended.
     """
     if sys.platform != "linux":
         import psutil

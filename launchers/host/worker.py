@@ -198,12 +198,9 @@ def prepare_output() -> None:
 
 
 def run_worker(data: bytes, control_fd: int, stacks_fd: int) -> int:
-    """Runs one node in this process; returns the exit code.
+    """Runs the node of an encoded `Payload` in this process; returns the exit code.
 
-    Args:
-        data: An encoded `Payload`.
-        control_fd: The socket to the agent, blocking.
-        stacks_fd: Where it writes down its stacks.
+    `control_fd` is the socket to the agent, blocking. It writes its stacks to `stacks_fd`.
     """
     if (coverage := loaded_module("coverage")) and (counts := coverage.Coverage.current()):
         atexit.register(counts.save)  # as coverage itself did before the fork

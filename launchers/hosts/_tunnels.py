@@ -35,9 +35,7 @@ class Tunnels:
     def endpoint(self, caller: str, host: str, port: int) -> str:
         """Returns `host:port` at which a caller reaches a port of a host.
 
-        Raises:
-            LaunchError: The caller's agent has ended.
-            OSError: No port is free here.
+        Raises LaunchError if the caller's agent has ended, OSError if no port is free here.
         """
         known = self._known.get((caller, host, port))
         if known is None:

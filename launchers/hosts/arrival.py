@@ -80,7 +80,6 @@ class Hello:
         silence_s: Seconds of silence after which the host counts the launcher as gone.
         requirements: Text for `pip install --requirement`; None: its Python has all packages.
         cache: Folder there for code; None: the user's.
-        in_pod: Whether it is the pod of one node.
     """
 
     trees: tuple[str, ...]
@@ -113,20 +112,12 @@ class HostError(LaunchError):
 
 
 def pythons(python: str | None) -> list[str]:
-    """Returns interpreters to try on hosts.
-
-    Args:
-        python: The one that the user wants.
-    """
+    """Returns interpreters to try on hosts: the one that the user wants, or those like this one."""
     return [python] if python else [sys.executable, f"python3.{sys.version_info.minor}", "python3"]
 
 
 def host_command(pythons: Sequence[str]) -> list[str]:
-    """Returns the command for a host: it runs the first of these interpreters that exists there.
-
-    Args:
-        pythons: Paths, or names on the path of that host.
-    """
+    """Returns the command for a host: it runs the first of these interpreters that exists there."""
     return ["sh", "-c", _SCRIPT, LOADER, *pythons]
 
 
@@ -157,17 +148,10 @@ class Arrival:
         *,
         timing: Timing = DEFAULT,
     ) -> None:
-        """Starts the command; the host starts its agent while the caller continues.
+        """Starts the command, which starts an interpreter on the host and carries bytes both ways.
 
-        Args:
-            name: The host.
-            command: Starts an interpreter there and carries bytes both ways.
-            hello: What to tell it.
-            process: A link that does so already; then the command is not started.
-            timing: How long it waits for error output.
-
-        Raises:
-            HostError: There is no such command.
+        The host starts its agent while the caller continues. With a `process` that carries bytes
+        already, the command is not started. Raises HostError if there is no such command.
         """
         self.name = name
         self.command = tuple(command)
@@ -199,13 +183,10 @@ class Arrival:
                 self.messages.append(line.decode(errors="replace").rstrip())
 
     def facts(self, give_up_at: float) -> Facts:
-        """Waits for the facts that the host reports.
+        """Waits for the facts that the host reports, until a monotonic time.
 
-        Args:
-            give_up_at: Monotonic time. An installation of requirements may take longer.
-
-        Raises:
-            HostError: It cannot be reached, or has no Python.
+        An installation of requirements may take longer. Raises HostError if the host cannot be
+        reached, or has no Python.
         """
         with self._failures():
             self.frames.begin(give_up_at)
@@ -217,11 +198,7 @@ class Arrival:
         return Facts(**{**fields, **lists})
 
     def ship(self, archives: Mapping[str, bytes]) -> None:
-        """Sends code.
-
-        Args:
-            archives: The trees that the host lacks, by key.
-        """
+        """Sends the trees that the host lacks, by key."""
         assert self.process.stdin is not None
         sizes = {key: len(archive) for key, archive in archives.items()}
         data = LinkFrame("ship", {"sizes": sizes}).encode() + b"".join(archives.values())
@@ -229,11 +206,7 @@ class Arrival:
             write_all(self.process.stdin.fileno(), data)
 
     def await_agent(self, give_up_at: float) -> None:
-        """Waits until the agent runs.
-
-        Raises:
-            HostError: The agent cannot start.
-        """
+        """Waits until the agent runs. Raises HostError if it cannot start."""
         self._read("ready", give_up_at)
 
     def _keep_awake(self) -> None:
@@ -290,11 +263,7 @@ class Arrival:
         return self.explanation()
 
     def link(self, silence_s: float) -> AgentLink:
-        """Returns the link to the agent, which runs by now.
-
-        Args:
-            silence_s: Seconds of silence after which the agent counts as lost.
-        """
+        """Returns the link to the agent, which runs by now and counts as lost after a silence."""
         self._stop_pinging()
         return AgentLink(
             self.process,

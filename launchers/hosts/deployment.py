@@ -77,10 +77,6 @@ class Deployment:
     """What to start on the hosts, and how.
 
     Attributes:
-        plan: What to launch.
-        options: How.
-        specs: The hosts.
-        wanted: The user's options for all hosts.
         shipment: Code that is needed there.
         ways: How hosts reach each other, if that is known; None: they probe each other.
         issue: Makes credentials for servers with these names; None: the run gets its own authority.
@@ -109,14 +105,9 @@ def deploy(
 ) -> RunningProgram:
     """Starts a program on several hosts; returns when its addresses are known and bound.
 
-    Args:
-        deployment: What to start.
-        reach_host: Starts a bare interpreter on a host.
-        limit_s: Seconds within which each host must answer.
-        make_fleet: Combines the hosts once their nodes are placed.
-
-    Raises:
-        LaunchError: The program cannot be started; no part of it is left.
+    `reach_host` starts a bare interpreter on a host, which must answer within `limit_s`.
+    `make_fleet` combines the hosts once their nodes are placed. If it raises LaunchError, no part
+    of the program is left.
     """
     # First, because it raises if the package `cryptography` is missing.
     issue = deployment.issue or Authority(deployment.plan.program).issue
@@ -228,14 +219,10 @@ def _ship(deployment: Deployment, arrivals: Sequence[Arrival], give_up_at: float
 def mismatches(
     here: Facts, there: Facts, requires: Mapping[str, str], *, in_pods: bool = False
 ) -> Iterator[str]:
-    """Returns why code of this process cannot run at a host.
+    """Yields why code of this process cannot run at a host.
 
-    Args:
-        here: Facts of this process.
-        there: Facts of the host.
-        requires: Packages that are needed there, in the versions of this process.
-        in_pods: Whether the host is a pod. The maker of its image chooses the versions of packages and the
-            platform, so these may differ.
+    The maker of a pod's image chooses the versions of packages and the platform, so these may
+    differ there.
     """
     wanted = f"{here.implementation} {_dotted(here.python[:2])}"
     found = f"{there.implementation} {_dotted(there.python[:2])}"
@@ -340,12 +327,7 @@ def _probe(
 
 
 class Starter:
-    """Places nodes and starts them; later, finds new hosts for nodes whose hosts are lost.
-
-    Attributes:
-        hosts: All hosts.
-        placement: Name of the first host of each node, once they are placed.
-    """
+    """Places nodes and starts them; later, finds new hosts for nodes whose hosts are lost."""
 
     def __init__(
         self,
@@ -355,7 +337,6 @@ class Starter:
         issue: Issue,
         reach_host: ReachHost,
     ) -> None:
-        """Made by `deploy`."""
         self._deployment = deployment
         self._plan = deployment.plan
         self._hosts = hosts
@@ -418,17 +399,10 @@ class Starter:
         return program
 
     def readmit(self, host: AgentHost, program: SupervisedProgram, limit_s: float) -> AgentHost:
-        """Returns a host that was lost and has come back under its name and address.
+        """Returns a host that was lost and came back, within `limit_s`, under its name and address.
 
-        The host gets its nodes back, at the same ports; they may be started there.
-
-        Args:
-            host: The lost host.
-            program: Gets the events of the host.
-            limit_s: Seconds within which it must have come back.
-
-        Raises:
-            LaunchError: It has not come back, or cannot take its nodes.
+        The host gets its nodes back, at the same ports; they may be started there. Raises
+        LaunchError if it has not come back, or cannot take its nodes.
         """
         (spec,) = (each for each in self._deployment.specs if each.name == host.name)
         with contextlib.ExitStack() as undo:
@@ -496,8 +470,7 @@ class Starter:
     def move(self, node: str, fleet: Fleet) -> None:
         """Moves a node whose host is lost to another host, and tells all nodes where it listens.
 
-        Raises:
-            LaunchError: No host has room for the node, or no host with room can take it.
+        Raises LaunchError if no host has room for the node, or no host with room can take it.
         """
         executable = self._executables[node]
         refused: dict[str, str] = {}
@@ -574,11 +547,7 @@ class Starter:
 
 
 def _grants(executables: Sequence[Executable], machine: Machine) -> Mapping[str, Grant]:
-    """Returns what each executable gets of a machine.
-
-    Raises:
-        LaunchError: The machine has too little.
-    """
+    """Returns what each executable gets of a machine; LaunchError if that has too little."""
     allotment = allot(executables, machine)
     _refuse([f"{machine.name}: {mistake}" for mistake in allotment.mistakes])
     return allotment.grants

@@ -36,7 +36,6 @@ class ProgramEnd:
     """How a program ended.
 
     Attributes:
-        result: Of the program.
         stacks: Stacks of each node when the program failed, by name; empty if a folder holds them.
         crash_dir: Folder with the report of a failure.
     """
@@ -47,19 +46,14 @@ class ProgramEnd:
 
 
 class ProgramElsewhere(WatchedProgram):
-    """A program whose supervisor runs elsewhere and answers questions.
-
-    Attributes:
-        answer_s: Seconds in which the supervisor answers.
-    """
+    """A program whose supervisor runs elsewhere, and answers questions within `answer_s`."""
 
     answer_s: float
 
     def stacks(self) -> Mapping[str, str]:
         """Returns where the threads of each node are now, by `label[replica]`: user code first.
 
-        Raises:
-            LaunchError: The supervisor does not run yet, has ended, or does not answer.
+        Raises LaunchError if the supervisor does not run yet, has ended, or does not answer.
         """
         return self._answer_to(secrets.token_hex(8))
 
@@ -87,8 +81,7 @@ class ProgramElsewhere(WatchedProgram):
 class SupervisorChannel(abc.ABC):
     """Carries messages between a supervisor and the processes that watch its program.
 
-    Attributes:
-        look_s: Seconds between two checks of the program and of new questions.
+    The supervisor checks the program and looks for new questions every `look_s`.
     """
 
     look_s: float
@@ -115,18 +108,10 @@ class SupervisorChannel(abc.ABC):
 
 
 class StopSignals:
-    """Handles the signals that ask this process to end.
-
-    Attributes:
-        received: The signals that have come so far.
-    """
+    """Handles signals that ask this process to end; `received` are those that have come so far."""
 
     def __init__(self, obey: Mapping[int, Callable[[RunningProgram], None]] | None = None) -> None:
-        """Sets handlers of SIGTERM, SIGINT and the signals in `obey`.
-
-        Args:
-            obey: What to do with the program at each of these signals, instead of `handle_signal`.
-        """
+        """Sets handlers of SIGTERM, SIGINT and the signals in `obey`, which obeys them itself."""
         self.received = set[int]()
         self._obey = obey or {}
         self._program: RunningProgram | None = None
@@ -158,15 +143,8 @@ def supervise(
 ) -> RunningProgram | None:
     """Starts a program and reports its state to those who watch it, until it has ended.
 
-    Args:
-        order: What is to be run.
-        members: Of its blob.
-        launch: Starts it.
-        channel: Carries messages to and from those who watch.
-        signals: Stop the program once it has started.
-
-    Returns:
-        The program, whose end the caller reports; None if it could not be started, which was reported here.
+    The caller reports the end of the program that this returns. None means that it could not be
+    started, which was reported here.
     """
     _allow_many_files()
     order.stand_in()

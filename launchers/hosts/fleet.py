@@ -22,8 +22,7 @@ class Mover(Protocol):
     def move(self, node: str, fleet: "Fleet") -> None:
         """Moves a node whose host is lost to another host, and tells all nodes where it listens.
 
-        Raises:
-            LaunchError: No host has room for the node, or the host with room cannot take it.
+        Raises LaunchError if no host has room for the node, or the host with room cannot take it.
         """
 
     def close(self) -> None:
@@ -39,13 +38,6 @@ class Fleet:
         placement: Mapping[str, str],
         mover: Mover,
     ) -> None:
-        """Combines the hosts.
-
-        Args:
-            hosts: All hosts; their names differ.
-            placement: Name of the host of each node.
-            mover: Finds a new host for a node whose host is lost.
-        """
         self.hosts = {host.name: host for host in hosts}
         self._placement = dict(placement)
         self._mover = mover

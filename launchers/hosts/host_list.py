@@ -83,27 +83,19 @@ _KNOWN = ", ".join("ram" if option == "ram_gib" else option for option in _OPTIO
 
 
 def parse_hosts(given: HostsChoice) -> tuple[HostSpec, ...]:
-    """Reads hosts as users write them down.
+    """Reads hosts as users write them down, and returns them in that order.
 
     A name may hold ranges as Slurm and pdsh write them: `h[1-4]`, `h[01-03,7]`. An IPv6 address
-    stands in brackets, because of its colons.
+    stands in brackets, because of its colons. `given` is one of:
 
-    Args:
-        given: One of:
+    - a string, `"h1,h2:gpu=2:cpu=8,user@h3:ram=16,[fd00::1]"`: hosts with their options;
+    - the path of a TOML file, as a `Path` or as a string that ends in `.toml`: a table
+      `[hosts.h1]` holds the options of a host, keys before all tables are the defaults of all
+      hosts;
+    - a sequence of such strings, of mappings with a `name` and options, and of `HostSpec`.
 
-            - a string, `"h1,h2:gpu=2:cpu=8,user@h3:ram=16,[fd00::1]"`: hosts with their options;
-            - the path of a TOML file, as a `Path` or as a string that ends in `.toml`: a table
-              `[hosts.h1]` holds the options of a host, keys before all tables are the defaults of all
-              hosts;
-            - a sequence of such strings, of mappings with a `name` and options, and of `HostSpec`.
-
-            The options are the attributes of `HostSpec`; `ram` is short for `ram_gib`.
-
-    Returns:
-        The hosts, in the order in which they are named.
-
-    Raises:
-        ValueError: There are mistakes; all are listed.
+    The options are the attributes of `HostSpec`; `ram` is short for `ram_gib`. A ValueError lists
+    all mistakes.
     """
     found: list[HostSpec] = []
     mistakes: list[str] = []
@@ -184,11 +176,7 @@ def _entries_of_file(path: Path) -> Iterator[_Entry]:
 
 
 def _read(entry: Any, defaults: Mapping[str, Any]) -> Iterator[HostSpec]:
-    """Yields the hosts that one entry stands for.
-
-    Raises:
-        ValueError: It cannot be read.
-    """
+    """Yields the hosts that one entry stands for."""
     if isinstance(entry, HostSpec):
         yield entry
         return
@@ -308,11 +296,7 @@ def _without_brackets(address: Any) -> Any:
 
 
 def _expanded(name: str) -> Iterable[str]:
-    """Returns the names that a name with ranges stands for.
-
-    Raises:
-        ValueError: A range cannot be read, runs backwards, or is too long.
-    """
+    """Returns the names that a name with ranges stands for."""
     if (address := _without_brackets(name)) != name:
         return (str(address),)
     # Parts with odd numbers stood in brackets.

@@ -18,16 +18,9 @@ class Tunnel(enum.Enum):
 
 @dataclass(frozen=True)
 class HostOptions:
-    """A user's options for all hosts.
+    """A user's options for all hosts, as `HostsLauncher` explains them.
 
-    Attributes:
-        placement: Which nodes may run where; None, or a node that it does not name: anywhere.
-        strategy: How all other nodes are placed.
-        tunnel: When calls between hosts go through the links of their agents.
-        python: Interpreter there; None: one like that of this process.
-        requirements: What to install there: text for `pip install --requirement`; None: nothing.
-        cache: Folder there for code; None: the user's.
-        silence_s: Seconds of silence after which a host counts as lost, and ends what it runs.
+    `requirements` is the text of the user's file.
     """
 
     placement: PlacementChoice = None
@@ -47,11 +40,7 @@ class HostOptions:
 
 
 def read_requirements(path: str | Path | None) -> str | None:
-    """Returns the text of a file of requirements, if there is one.
-
-    Raises:
-        ValueError: It cannot be read.
-    """
+    """Returns the text of a file of requirements, if there is one."""
     try:
         return None if path is None else Path(path).read_text()
     except OSError as error:

@@ -88,16 +88,13 @@ def begin(folder, failure):
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a supervisor is to run. The work of the nodes is not part of it, because it loads only with the user's code.
+    """What a supervisor is to run, without the work, which loads only with the user's code.
 
     Attributes:
         plan: What is launched, without work.
-        options: How.
         trees: Keys of the code in the blob, in the order of the path; set by `pack`.
         requires: Packages that are needed where nodes run; set by `pack`.
-        argv: Command line of the launching process.
-        script: The script that the launching process was started with.
-        flags: The absl flags of the launching process.
+        argv: Command line of the launching process, as are `script` and `flags`.
         supervisor: Module whose `main` takes the folder that it begins in and what is in the blob, and
             returns an exit code.
         advice: Text for errors: where the supervisor runs, and what to do if Python there has another
@@ -138,15 +135,8 @@ def pack(
 ) -> tuple[dict[str, bytes], bytes]:
     """Returns the files of the folder in which a supervisor begins, and the blob.
 
-    Args:
-        order: What is to be run.
-        plan: With the work.
-        shipment: The code.
-        source: Where the blob will lie there: a `url`, a `file`, or a folder with `parts`.
-        cache: Folder there for code; None: the user's own.
-
-    Raises:
-        LaunchError: Code cannot be read.
+    `plan` has the work. `source` says where the blob will lie there: a `url`, a `file`, or a folder
+    with `parts`. `cache` is the folder there for code; None: the user's own.
     """
     trees = tuple(tree.key for tree in shipment.trees)
     members = {

@@ -39,14 +39,7 @@ class Strategy(enum.Enum):
 
 @dataclass(frozen=True)
 class Room:
-    """What a host has. None: the amount is unknown, and sets no limit.
-
-    Attributes:
-        name: Of the host.
-        cpu: Number of cores.
-        ram_gib: Main memory in GiB.
-        gpu: Number of accelerators; a part of one is not used.
-    """
+    """What a host has. None: unknown, and no limit. A part of an accelerator is not used."""
 
     name: str
     cpu: float | None = None
@@ -56,12 +49,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which executable runs on which host.
-
-    Attributes:
-        hosts: Host by name of the executable; empty if there are mistakes.
-        mistakes: Why it cannot be done.
-    """
+    """Host of each executable, by name; none if there are mistakes."""
 
     hosts: Mapping[str, str] = field(default_factory=dict)
     mistakes: Sequence[str] = ()
@@ -75,18 +63,10 @@ def place(
 ) -> Placement:
     """Places executables on hosts; the same input gives the same placement.
 
-    Executables with the fewest allowed hosts are placed first, and among these the biggest. If some do not
-    fit when all are spread, all are packed. Nothing else is tried, so it may miss a placement that leaves
-    hardly any room.
-
-    Args:
-        executables: What is to be placed. Those with the same `together` share a host.
-        rooms: The hosts, in the order in which they are preferred.
-        choice: Where users want them; None, or an executable that it does not name: anywhere.
-        strategy: How they are spread.
-
-    Returns:
-        The placement, or all mistakes that were found, with totals.
+    Executables with the fewest allowed hosts are placed first, and among these the biggest. If some
+    do not fit when all are spread, all are packed. Nothing else is tried, so it may miss a
+    placement that leaves hardly any room. Hosts that come first are preferred. It lists all
+    mistakes that it finds, with totals.
     """
     if not rooms:
         return Placement(mistakes=["there are no hosts to place nodes on"])
@@ -106,13 +86,7 @@ def place(
 
 
 class _Demand(NamedTuple):
-    """What executables ask for, together.
-
-    Attributes:
-        cpu: Cores.
-        ram_gib: Memory in GiB.
-        gpus: What each asks for of accelerators, if anything; the most first.
-    """
+    """What executables ask for together; `gpus` has the request of each, the most first."""
 
     cpu: float = 0.0
     ram_gib: float = 0.0
@@ -143,13 +117,7 @@ class _Demand(NamedTuple):
 
 @dataclass(frozen=True)
 class _Bundle:
-    """Executables that must share a host; usually one.
-
-    Attributes:
-        names: Of the executables.
-        wish: What they ask for.
-        allowed: Names of the hosts on which they may run.
-    """
+    """Executables that must share a host; usually one."""
 
     names: tuple[str, ...]
     wish: _Demand
@@ -171,12 +139,9 @@ class _Bundle:
 def mistakes_in_choice(
     executables: Sequence[Executable], choice: Any, hosts: Sequence[str] | None = None
 ) -> list[str]:
-    """Returns what is wrong with what a user wrote as `placement`.
+    """Returns what is wrong with what a user wrote as `placement`, which may have any type.
 
-    Args:
-        executables: What is to be placed.
-        choice: What the user wrote; it may have any type, because not all users run mypy.
-        hosts: Their names; None: they are not known yet.
+    If `hosts` is None, the names of the hosts are not known yet.
     """
     if choice is None:
         return []

@@ -62,11 +62,11 @@ def _explained() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Tree:
-    r"""A folder that is to be on the host's `sys.path`.
+    """A folder that is to be on the host's `sys.path`.
 
     Attributes:
-        key: SHA-256, in hex, over `f"{path}\0{1 if executable else 0}\0{sha256 of content}\n"` of
-            each file, sorted by path. The same files have the same key, whatever their times.
+        key: SHA-256, in hex, over the path, mode and content of each file (see `_line`), sorted by
+            path. The same files have the same key, whatever their times.
         files: Where each file is here, by its path below the folder (with slashes).
         packed: The archive, if another process has made it; None: the files are here.
     """
@@ -79,8 +79,7 @@ class Tree:
     def archive(self) -> bytes:
         """Returns the files as `.tar.gz`, byte for byte the same for the same key.
 
-        Raises:
-            LaunchError: A file cannot be read, or is no longer what the key says.
+        Raises LaunchError if a file cannot be read, or is no longer what the key says.
         """
         if self.packed is not None:
             return self.packed
@@ -115,8 +114,7 @@ class Shipment:
 
     Attributes:
         trees: In the order in which they are to stand on `sys.path`; the last is our own.
-        requires: Distributions that nodes import and that are not in the trees: the version here, by
-            name.
+        requires: Versions, by name, of distributions that nodes import and the trees lack.
     """
 
     trees: tuple[Tree, ...]
@@ -125,19 +123,16 @@ class Shipment:
 
 @_explained()
 def pack_up(executables: Sequence[Executable], *, is_installed: bool = False) -> Shipment:
-    """Returns the code that the nodes of a program need on other hosts.
+    """Returns the code that the nodes of a program need on other hosts, the same for all hosts.
 
     Modules that are found at run time only (`importlib.import_module(name)`) are sent if they are in the
     same package as one that is imported. Call it from one thread at a time, because it silences warnings
     while it parses sources.
 
-    Args:
-        executables: All executables of the program, because all hosts get the same code.
-        is_installed: Whether this package is installed there, perhaps for another platform. Its code is
-            sent all the same, so that both sides have the same version. Its dependencies are not sent.
+    With `is_installed`, this package is installed there, perhaps for another platform. Its code is
+    sent all the same, so that both sides have the same version; its dependencies are not.
 
-    Raises:
-        LaunchError: A file cannot be read, links form a loop, or there is too much of it.
+    Raises LaunchError if a file cannot be read, links form a loop, or there is too much of it.
     """
     mentioned = set(_strings(pickled()))
     for each in executables:
@@ -165,12 +160,6 @@ def runtime_tree(packages: Sequence[str] = _RUNTIME) -> Tree:
     """Returns what an agent needs: our packages and what these import, as they are installed here.
 
     One of them, psutil, is compiled, so the host must have the same platform.
-
-    Args:
-        packages: Names of the packages to send.
-
-    Raises:
-        LaunchError: A file cannot be read.
     """
     files = dict[str, Path]()
     for name in packages:
@@ -208,11 +197,7 @@ class _Module(NamedTuple):
 
 
 class _ImportSearch:
-    """Follows imports, and collects the files of the modules.
-
-    Attributes:
-        files: The user's files, by root folder, then by their paths below it.
-    """
+    """Follows imports, and collects the files of the modules, by root folder and path below it."""
 
     def __init__(self) -> None:
         self.files: dict[Path, dict[str, Path]] = {}
@@ -223,11 +208,7 @@ class _ImportSearch:
         self._required: dict[Path, str] = {}
 
     def place_script(self) -> set[str]:
-        """Adds the script: children that `multiprocessing` starts with `spawn` import it.
-
-        Returns:
-            All that it imports.
-        """
+        """Adds the script: children of `multiprocessing` import it. Returns what it imports."""
         main = sys.modules["__main__"]
         file = Path(getattr(main, "__file__", None) or "").absolute()
         if not file.is_file():  # a notebook, or `python < script`
@@ -241,11 +222,9 @@ class _ImportSearch:
         return imports
 
     def follow(self, names: Iterable[str], *, is_needed: bool) -> None:
-        """Adds modules of the user, and what these import.
+        """Adds modules of the user, and what these import; ignores names that are no modules.
 
-        Args:
-            names: Names of modules; other names are ignored.
-            is_needed: Whether nodes use them; otherwise they are sent, but require no packages.
+        If nodes do not need them, they are sent, but require no packages.
         """
         unread = sorted(names)
         while unread:
@@ -423,10 +402,7 @@ def _files_in(
 ) -> Iterator[tuple[str, Path]]:
     """Yields the files of a package: their path below its folder, and where they are.
 
-    Args:
-        folder: Of the package.
-        above: Folders that it is in, links resolved.
-        deep: Whether to go into folders below it.
+    `above` are the folders that it is in, links resolved.
     """
     real = os.path.realpath(folder)
     if real in above:

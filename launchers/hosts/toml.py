@@ -6,11 +6,7 @@ from typing import Any
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Returns what a TOML file says.
-
-    Raises:
-        ValueError: It cannot be read, or is no TOML file; says which file and why.
-    """
+    """Returns what a TOML file says. A ValueError says which file cannot be read and why."""
     try:
         content: dict[str, Any] = _parser().loads(path.read_text(encoding="utf-8"))
     except (OSError, ImportError) as error:

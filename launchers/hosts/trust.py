@@ -36,10 +36,7 @@ _DNS_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 def refuse_clock(host: str, there_s: float, here_s: float) -> str | None:
     """Returns what is wrong with the clock of a host that would not trust a certificate made here.
 
-    Args:
-        host: Its name.
-        there_s: The time at the host, in seconds since 1970.
-        here_s: The time here at the same moment.
+    Both times are in seconds since 1970, at the same moment.
     """
     if here_s - there_s < _BEFORE.total_seconds():
         return None  # a clock that is ahead accepts certificates, because they do not expire
@@ -58,21 +55,10 @@ class Authority:
 
     Its keys use the curve P-256, which every TLS 1.3 library supports. Each run has its own authority, so
     credentials of one run are worthless in the next run of the same program.
-
-    Example:
-        authority = Authority("actor_learner")
-        tls = authority.issue("host-1", ["host-1.cluster", "10.0.0.7"])
     """
 
     def __init__(self, program: str) -> None:
-        """Makes a new authority.
-
-        Args:
-            program: Its name, for people who read certificates.
-
-        Raises:
-            MissingExtraError: The package `cryptography` is not installed.
-        """
+        """Makes a new authority. The name of the program is for people who read certificates."""
         try:
             self._key, self._certificate = _certify(f"launchpad {program}", (), None)
         except ImportError as error:
@@ -84,17 +70,11 @@ class Authority:
     def issue(self, name: str, addresses: Sequence[str] = ()) -> courier.TlsCredentials:
         """Returns new credentials, for servers and for clients.
 
-        Our own clients accept any certificate of the authority. gRPC clients require that the server's
-        certificate holds the name or IP address by which they reach it.
-
-        Args:
-            name: The owner of the credentials, for people who read certificates.
-            addresses: DNS names and IP addresses by which servers that use them are reached,
-                without ports; `*.name` for all directly below a name. `localhost`, `127.0.0.1` and
-                `::1` are always among them.
-
-        Raises:
-            ValueError: An address can be neither a DNS name nor an IP address.
+        Our own clients accept any certificate of the authority. gRPC clients require that the
+        server's certificate holds the name or IP address by which they reach it. `localhost`,
+        `127.0.0.1` and `::1` are always among them. `*.name` stands for all directly below a name.
+        The name of the owner is for people who read certificates. Raises ValueError for an address
+        that is neither a DNS name nor an IP address.
         """
         from cryptography.hazmat.primitives import serialization
 
