@@ -250,7 +250,6 @@ class Agent:
         self._by_pid: dict[int, _WorkerProcess] = {}
         #: Descriptors that workers keep, and the highest number of all others.
         self._shared_fds = shared_fds
-        self._highest_fd = 0
         #: When a worker must be checked again.
         self._due_at = math.inf
         if launcher is not None:
@@ -444,10 +443,7 @@ class Agent:
     def _probe(self, frame: LinkFrame) -> LinkFrame:
         from launchers.host.probe import Target, reach
 
-        targets = [
-            Target(each["name"], tuple(each["addresses"]), each["port"], each["word"])
-            for each in frame["targets"]
-        ]
+        targets = [Target(**each) for each in frame["targets"]]
         # This may block: the launcher waits for all hosts, so there is nothing else to do.
         reached = reach(targets, self._probe_server, frame["timeout_s"])
         # Messages that came meanwhile are not read yet.
@@ -455,9 +451,9 @@ class Agent:
         return LinkFrame("probed", {"reached": reached})
 
     def _listen_for(self, frame: LinkFrame) -> LinkFrame:
-        """Opens ports that stand for ports of a host which this host does not reach."""
-        endpoints = self._relays().listen(frame["host"], frame["ports"])
-        return LinkFrame("relaying", {"endpoints": endpoints})
+        """Opens a port that stands for a port of a host which this host does not reach."""
+        endpoint = self._relays().listen(frame["host"], frame["port"])
+        return LinkFrame("relaying", {"endpoint": endpoint})
 
     def _relays(self) -> Relay:
         if self._relay is None:
@@ -905,8 +901,8 @@ def _reset_interpreter() -> None:
     prepare_output()
 
 
-def _allow_many_files() -> None:
-    """Raises the soft limit on open files, as each worker needs some. It exists for programs that use select."""
+def allow_many_files() -> None:
+    """Raises the soft limit on open files, which exists for programs that use select."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -934,7 +930,7 @@ def main(launcher: int | None, silence_s: float = math.inf, *, in_pod: bool = Fa
         sys.stdout.flush()
     if launcher is not None:
         write_all(output_fd, MARKER)
-    _allow_many_files()
+    allow_many_files()
     adopt_orphans()
     # Workers share these pages with the agent; a collection would copy them.
     gc.freeze()

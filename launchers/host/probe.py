@@ -19,10 +19,11 @@ from typing import Any
 import psutil
 
 from courier.lowlevel import bound
-from launchers.host.timing import DEFAULT, Timing
 
 #: The word tells the hosts of one launch apart; it is no secret.
 WORD_BYTES = 16
+#: Seconds after which silent addresses are given up, if each host was reached by another one.
+_SOON_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Target:
     """A host, its addresses, the likeliest first, and the port where it sends its word, in hex."""
 
     name: str
-    addresses: tuple[str, ...]
+    addresses: Sequence[str]
     port: int
     word: str
 
@@ -140,7 +141,7 @@ def reach(
     probe_server: ProbeServer | None,
     timeout_s: float,
     *,
-    timing: Timing = DEFAULT,
+    soon_s: float = _SOON_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, list[str]]:
     """Tries all addresses of all hosts at once; returns those that answered, by host.
@@ -161,7 +162,7 @@ def reach(
                 selector.register(attempt.socket, selectors.EVENT_READ, attempt)
                 open_attempts += 1
         while open_attempts:
-            limit_s = min(timing.soon_s, timeout_s) if all(reached.values()) else timeout_s
+            limit_s = min(soon_s, timeout_s) if all(reached.values()) else timeout_s
             left = began_at + limit_s - clock()
             for key, _ in selector.select(max(left, 0.0)):
                 if key.data is None:

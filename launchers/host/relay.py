@@ -17,7 +17,7 @@ import errno
 import os
 import selectors
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from courier.lowlevel import bound, join_address, loopback
 from launchers.host.link import LinkFrame
@@ -58,23 +58,8 @@ class Relay:
         self._listeners: list[socket.socket] = []
         self._connections: dict[str, _RelayedConnection] = {}
 
-    def listen(self, host: str, ports: Sequence[int]) -> list[str]:
-        """Opens a port of loopback for each port of another host; returns where, as `host:port`.
-
-        Raises:
-            OSError: Too few ports are free; then none is open.
-        """
-        before = len(self._listeners)
-        try:
-            return [self._listen(host, port) for port in ports]
-        except OSError:
-            for listener in self._listeners[before:]:
-                self._selector.unregister(listener)
-                listener.close()
-            del self._listeners[before:]
-            raise
-
-    def _listen(self, host: str, port: int) -> str:
+    def listen(self, host: str, port: int) -> str:
+        """Opens a port of loopback for a port of another host; returns where, as `host:port`."""
         listener = bound(self._loopback, 0, backlog=256)
         listener.setblocking(False)
         self._listeners.append(listener)

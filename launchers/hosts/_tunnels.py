@@ -1,6 +1,7 @@
 """Connections between hosts that do not reach each other: the launcher forwards what agents relay."""
 
 import contextlib
+import functools
 import selectors
 import socket
 import threading
@@ -27,10 +28,7 @@ class Tunnels:
         self._known: dict[tuple[str, str, int], str] = {}
         self._own: _OwnEnd | None = None
         for name, host in hosts.items():
-            host.pass_relayed_to(self._listener(name))
-
-    def _listener(self, name: str) -> Callable[[LinkFrame | None], None]:
-        return lambda frame: self._pass_on(name, frame)
+            host.pass_relayed_to(functools.partial(self._pass_on, name))
 
     def endpoint(self, caller: str, host: str, port: int) -> str:
         """Returns `host:port` at which a caller reaches a port of a host.
@@ -44,8 +42,8 @@ class Tunnels:
 
     def _open(self, caller: str, host: str, port: int) -> str:
         if caller != LAUNCHER:
-            answer = self._hosts[caller].ask(LinkFrame("relay", {"host": host, "ports": [port]}))
-            return str(answer["endpoints"][0])
+            answer = self._hosts[caller].ask(LinkFrame("relay", {"host": host, "port": port}))
+            return str(answer["endpoint"])
         if self._own is None:
             self._own = _OwnEnd(lambda frame: self._pass_on(LAUNCHER, frame))
         return self._own.listen(host, port)
@@ -110,7 +108,7 @@ class _OwnEnd:
 
     def listen(self, host: str, port: int) -> str:
         with self._lock:
-            (own,) = self._relay.listen(host, [port])
+            own = self._relay.listen(host, port)
         self._wake()
         return own
 

@@ -6,6 +6,7 @@ everything else through these pipes, because other users could read arguments.
 
 import collections
 import contextlib
+import dataclasses
 import math
 import platform
 import subprocess
@@ -20,7 +21,6 @@ from typing import Any
 from launchers.host import boot
 from launchers.host.link import SIGNS_PER_SILENCE, LinkFrame, LinkReader, Reach, write_all
 from launchers.host.sweep import MARK
-from launchers.host.timing import DEFAULT, Timing
 from launchers.supervision.agent_link import AgentLink
 from launchpad_lite.errors import LaunchError
 
@@ -44,6 +44,11 @@ _SCRIPT = (
 _MESSAGES = 20
 #: Seconds that the command has to end after SIGTERM.
 _END_S = 5.0
+#: Seconds to wait for the error output of a host's programs, for a message. The pipe may stay open: ssh
+#: leaves a process in the background for other sessions (ControlPersist).
+_LAST_WORDS_S = 3.0
+#: The same when no message needs the output.
+_CLOSE_S = 0.5
 #: Exit code of a shell that does not find the program.
 _NO_PYTHON = 127
 
@@ -93,22 +98,13 @@ class Hello:
         """Returns the bytes to send: the program, and the first frame that it reads."""
         source = Path(boot.__file__).read_text()
         program = f"{source}\nSOURCE = {source!r}\nmain()\n".encode()
-        fields: dict[str, Any] = {
-            "trees": self.trees,
-            "packages": self.packages,
-            "silence_s": self.silence_s,
-            "requirements": self.requirements,
-            "cache": self.cache,
-            "in_pod": self.in_pod,
+        fields = {
+            **dataclasses.asdict(self),
             "folder": str(Path.cwd()),
             "mark_variable": MARK,
             "mark": uuid.uuid4().hex,
         }
         return b"%d\n" % len(program) + program + LinkFrame("hello", fields).encode()
-
-
-class HostError(LaunchError):
-    """A host cannot be reached, or cannot run nodes."""
 
 
 def pythons(python: str | None) -> list[str]:
@@ -133,7 +129,7 @@ def _start(name: str, command: Sequence[str]) -> "subprocess.Popen[bytes]":
             bufsize=0,
         )
     except OSError as error:
-        raise HostError(f"{name}: {command[0]!r} cannot be started: {error}") from error
+        raise LaunchError(f"{name}: {command[0]!r} cannot be started: {error}") from error
 
 
 class Arrival:
@@ -146,17 +142,19 @@ class Arrival:
         hello: Hello,
         process: Reach | None = None,
         *,
-        timing: Timing = DEFAULT,
+        last_words_s: float = _LAST_WORDS_S,
+        close_s: float = _CLOSE_S,
     ) -> None:
         """Starts the command, which starts an interpreter on the host and carries bytes both ways.
 
         The host starts its agent while the caller continues. With a `process` that carries bytes
-        already, the command is not started. Raises HostError if there is no such command.
+        already, the command is not started. Raises LaunchError if there is no such command.
         """
         self.name = name
         self.command = tuple(command)
         self._hello = hello
-        self._timing = timing
+        self._last_words_s = last_words_s
+        self._close_s = close_s
         self._ping_s = hello.silence_s / SIGNS_PER_SILENCE
         self._taken_over = threading.Event()
         self._sending = threading.Lock()
@@ -164,28 +162,29 @@ class Arrival:
             target=self._keep_awake, name=f"launchpad-ping-{name}", daemon=True
         )
         self.process = _start(name, command) if process is None else process
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
+        stdin, stdout, stderr = self.process.stdin, self.process.stdout, self.process.stderr
+        assert stdin is not None
+        assert stdout is not None
+        assert stderr is not None
+        self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
         self.messages: collections.deque[str] = collections.deque(maxlen=_MESSAGES)
         self._complaints = threading.Thread(
             target=self._listen, name=f"launchpad-messages-{name}", daemon=True
         )
         self._complaints.start()
         self._reading = threading.Lock()
-        self.frames = LinkReader(self.process.stdout.fileno(), boot.MARKER)
-        write_all(self.process.stdin.fileno(), hello.encode())
+        self.frames = LinkReader(self._stdout.fileno(), boot.MARKER)
+        write_all(self._stdin.fileno(), hello.encode())
 
     def _listen(self) -> None:
-        assert self.process.stderr is not None
-        with contextlib.suppress(OSError, ValueError), self.process.stderr:
-            for line in self.process.stderr:
+        with contextlib.suppress(OSError, ValueError), self._stderr:
+            for line in self._stderr:
                 self.messages.append(line.decode(errors="replace").rstrip())
 
     def facts(self, give_up_at: float) -> Facts:
         """Waits for the facts that the host reports, until a monotonic time.
 
-        An installation of requirements may take longer. Raises HostError if the host cannot be
+        An installation of requirements may take longer. Raises LaunchError if the host cannot be
         reached, or has no Python.
         """
         with self._failures():
@@ -199,22 +198,20 @@ class Arrival:
 
     def ship(self, archives: Mapping[str, bytes]) -> None:
         """Sends the trees that the host lacks, by key."""
-        assert self.process.stdin is not None
         sizes = {key: len(archive) for key, archive in archives.items()}
         data = LinkFrame("ship", {"sizes": sizes}).encode() + b"".join(archives.values())
         with self._sending:
-            write_all(self.process.stdin.fileno(), data)
+            write_all(self._stdin.fileno(), data)
 
     def await_agent(self, give_up_at: float) -> None:
-        """Waits until the agent runs. Raises HostError if it cannot start."""
+        """Waits until the agent runs. Raises LaunchError if it cannot start."""
         self._read("ready", give_up_at)
 
     def _keep_awake(self) -> None:
         """Pings a host that waits for slower hosts: otherwise it would count the launcher as gone."""
-        assert self.process.stdin is not None
         while not self._taken_over.wait(self._ping_s):
             with self._sending:
-                write_all(self.process.stdin.fileno(), LinkFrame("ping").encode())
+                write_all(self._stdin.fileno(), LinkFrame("ping").encode())
 
     def _stop_pinging(self) -> None:
         self._taken_over.set()
@@ -227,7 +224,7 @@ class Arrival:
                 if frame.op == op:
                     return frame
                 if frame.op == "failed":
-                    raise HostError(f"{self.name}: {frame['text']}")
+                    raise LaunchError(f"{self.name}: {frame['text']}")
                 self.messages.append(str(frame["text"]))
             raise EOFError
 
@@ -237,9 +234,11 @@ class Arrival:
             with self._reading:
                 yield
         except TimeoutError:
-            raise HostError(f"{self.name}: it did not answer in time{self.explanation()}") from None
+            raise LaunchError(
+                f"{self.name}: it did not answer in time{self.explanation()}"
+            ) from None
         except EOFError:
-            raise HostError(f"{self.name}: {self._end()}") from None
+            raise LaunchError(f"{self.name}: {self._end()}") from None
 
     def _end(self) -> str:
         code = self.process.wait()
@@ -259,7 +258,7 @@ class Arrival:
 
     def last_words(self) -> str:
         """Waits for the last error output of the host's programs, then returns `explanation()`."""
-        self._complaints.join(self._timing.last_words_s)
+        self._complaints.join(self._last_words_s)
         return self.explanation()
 
     def link(self, silence_s: float) -> AgentLink:
@@ -278,8 +277,6 @@ class Arrival:
 
     def close(self) -> None:
         """Ends the command, and so all that it started on the host. May be repeated."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self._taken_over.set()
         # On the host, the end of the input ends everything. This comes first, because a slow or stuck link
         # may block a thread that writes to it.
@@ -292,8 +289,8 @@ class Arrival:
             self.process.wait()
         self._stop_pinging()
         with self._sending, contextlib.suppress(OSError):
-            self.process.stdin.close()
+            self._stdin.close()
         # A thread that still reads there has seen the end by now. Closed earlier, it would wait forever.
         with self._reading, contextlib.suppress(OSError):
-            self.process.stdout.close()
-        self._complaints.join(self._timing.close_s)
+            self._stdout.close()
+        self._complaints.join(self._close_s)

@@ -296,7 +296,7 @@ def _survey(deployment: Deployment, hosts: Mapping[str, AgentHost]) -> _Survey:
         answer = found[spec.name]
         machine = Machine.decode(answer["machine"], spec.name)
         machines[spec.name] = machine.limited(cpu=spec.cpu, ram_gib=spec.ram_gib, gpu=spec.gpu)
-        addresses = (spec.address,) if spec.address else tuple(answer["addresses"])
+        addresses = [spec.address] if spec.address else answer["addresses"]
         targets[spec.name] = Target(spec.name, addresses, answer["port"], words[spec.name])
     if deployment.ways is not None:
         return _Survey(machines, deployment.ways, ahead_s)

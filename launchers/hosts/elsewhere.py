@@ -6,7 +6,6 @@ sides see, or the log and the annotations of a pod.
 
 import abc
 import contextlib
-import resource
 import secrets
 import signal
 import sys
@@ -146,7 +145,9 @@ def supervise(
     The caller reports the end of the program that this returns. None means that it could not be
     started, which was reported here.
     """
-    _allow_many_files()
+    from launchers.host.agent import allow_many_files  # not for programs that only watch
+
+    allow_many_files()
     order.stand_in()
     try:
         program = launch(order.with_work(members), order.shipment(members))
@@ -165,10 +166,3 @@ def supervise(
                 answered = question
         if program.join(channel.look_s):
             return program
-
-
-def _allow_many_files() -> None:
-    """Raises the soft limit on open files, as each host needs some. It exists for programs that use select."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

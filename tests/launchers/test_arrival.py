@@ -18,16 +18,15 @@ import pytest
 
 from launchers.host.boot import is_spoken_to
 from launchers.host.link import LinkFrame, write_all
-from launchers.host.timing import Timing
-from launchers.hosts.arrival import Arrival, Facts, Hello, HostError
+from launchers.hosts.arrival import Arrival, Facts, Hello
+from launchpad_lite.errors import LaunchError
 from launchpad_lite.testing import poll_until
 from tests.launchers.interpreters import find_other_minor_version, find_python
 from tests.launchers.running import shell_command
 
+#: What a host complains of is waited for, however slow the thread is that reads it.
 _LIMIT_S = 60.0
 _KEY = "0" * 64
-#: What a host complains of is waited for, however slow the thread is that reads it.
-_PATIENT = Timing(last_words_s=_LIMIT_S, close_s=_LIMIT_S)
 
 
 def archive(**members: bytes) -> bytes:
@@ -72,10 +71,10 @@ def soon() -> float:
 
 
 @contextlib.contextmanager
-def arrived(wanted: Hello, *command: str, timing: Timing = _PATIENT) -> Iterator[Arrival]:
+def arrived(wanted: Hello, *command: str, close_s: float = _LIMIT_S) -> Iterator[Arrival]:
     """By default where a shell is all that is in between."""
     way = command or ("sh", "-c", shell_command([sys.executable]))
-    arrival = Arrival("h1", way, wanted, timing=timing)
+    arrival = Arrival("h1", way, wanted, last_words_s=_LIMIT_S, close_s=close_s)
     try:
         yield arrival
     finally:
@@ -94,7 +93,7 @@ def bring_code(arrival: Arrival, *, missing: bool = True) -> None:
 
 
 def refusal(*command: str, **fields: object) -> str:
-    with pytest.raises(HostError) as raised:
+    with pytest.raises(LaunchError) as raised:
         facts_by(*command, **fields)
     return str(raised.value)
 
@@ -103,7 +102,7 @@ def refusal_of(archives: Mapping[str, bytes]) -> str:
     with arrived(hello(_KEY)) as arrival:
         arrival.facts(soon())
         arrival.ship(archives)
-        with pytest.raises(HostError) as raised:
+        with pytest.raises(LaunchError) as raised:
             arrival.await_agent(soon())
     return str(raised.value)
 
@@ -178,7 +177,7 @@ def test_without_python_it_is_said_what_was_looked_for() -> None:
 
 
 def test_what_reaches_the_host_and_is_not_there_is_told() -> None:
-    with pytest.raises(HostError, match=r"h1: 'no-such-ssh' cannot be started: .*No such file"):
+    with pytest.raises(LaunchError, match=r"h1: 'no-such-ssh' cannot be started: .*No such file"):
         Arrival("h1", ["no-such-ssh"], hello())
 
 
@@ -203,7 +202,7 @@ def test_complaints_are_read_to_their_end_though_nobody_waits_for_them(tmp_path:
     os.mkfifo(gate)
     holds_on = f"(read line <{gate}) >&- &"  # its standard error stays open
     command = ("sh", "-c", f"{holds_on} {shell_command([sys.executable])}")
-    with arrived(hello(), *command, timing=Timing(close_s=0.1)) as arrival:
+    with arrived(hello(), *command, close_s=0.1) as arrival:
         arrival.facts(soon())
     stderr = arrival.process.stderr
     assert stderr is not None
@@ -215,7 +214,7 @@ def test_complaints_are_read_to_their_end_though_nobody_waits_for_them(tmp_path:
 def test_a_host_that_says_nothing_is_given_up() -> None:
     with (
         arrived(hello(), "sleep", "600") as arrival,
-        pytest.raises(HostError, match="h1: it did not answer in time"),
+        pytest.raises(LaunchError, match="h1: it did not answer in time"),
     ):
         arrival.facts(time.monotonic())
     assert arrival.process.poll() is not None
@@ -382,7 +381,10 @@ def test_an_environment_is_made_once_and_what_failed_is_tried_again(
 ) -> None:
     wanted = hello(packages=("tiny",), requirements=f"{package}\n")
     moved = package.rename(tmp_path / package.name)
-    with arrived(wanted) as arrival, pytest.raises(HostError, match=r"h1: .*pip install.* failed"):
+    with (
+        arrived(wanted) as arrival,
+        pytest.raises(LaunchError, match=r"h1: .*pip install.* failed"),
+    ):
         arrival.facts(soon())
     moved.rename(package)
     with arrived(wanted) as arrival:

@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from launchers.host.probe import ProbeServer, Target, candidate_addresses, reach
-from launchers.host.timing import Timing
 from launchpad_lite.testing import poll_until
 
 _WORD = "0f" * 16
@@ -66,8 +65,9 @@ def target(door: ProbeServer | socket.socket, *addresses: str, word: str = _WORD
 def test_addresses_that_answer_with_the_word_are_reached(
     probe_server: ProbeServer, addresses: Sequence[str], word: str, reached: list[str]
 ) -> None:
-    patient = Timing(soon_s=_PATIENCE_S)  # the others may answer a while later
-    found = reach([target(probe_server, *addresses, word=word)], None, _PATIENCE_S, timing=patient)
+    wanted = [target(probe_server, *addresses, word=word)]
+    # The others may answer a while later.
+    found = reach(wanted, None, _PATIENCE_S, soon_s=_PATIENCE_S)
     assert found == {"h1": reached}
 
 

@@ -68,7 +68,7 @@ class Pair:
 
     def listen(self, port: int) -> int:
         endpoints: list[str] = []
-        self.do(lambda: endpoints.extend(self.near.listen(_HOST, [port])))
+        self.do(lambda: endpoints.append(self.near.listen(_HOST, port)))
         poll_until(lambda: endpoints)
         return split_address(endpoints[0])[1]
 
