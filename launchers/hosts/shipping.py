@@ -7,6 +7,7 @@ their versions, for the host's own environment.
 
 import ast
 import contextlib
+import functools
 import gzip
 import hashlib
 import importlib.machinery
@@ -65,7 +66,7 @@ class Tree:
     """A folder that is to be on the host's `sys.path`.
 
     Attributes:
-        key: SHA-256, in hex, over the path, mode and content of each file (see `_line`), sorted by
+        key: SHA-256, in hex, over the path, mode and content of each file (see `_members`), sorted by
             path. The same files have the same key, whatever their times.
         files: Where each file is here, by its path below the folder (with slashes).
         packed: The archive, if another process has made it; None: the files are here.
@@ -91,12 +92,8 @@ class Tree:
             ) as zipped,
             tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
         ):
-            for name, path in sorted(self.files.items()):
-                content, executable = path.read_bytes(), _is_executable(path)
-                digest.update(_line(name, executable, content))
-                member = tarfile.TarInfo(name)
-                member.size = len(content)
-                member.mode = 0o755 if executable else 0o644
+            for member, content, line in _members(self.files):
+                digest.update(line)
                 tar.addfile(member, io.BytesIO(content))
         if digest.hexdigest() != self.key:
             # The host would keep wrong files under this key.
@@ -183,13 +180,7 @@ def _strings(data: bytes) -> Iterator[str]:
 
 
 class _Module(NamedTuple):
-    """Where a module is.
-
-    Attributes:
-        file: None for a namespace package.
-        folders: Where its submodules are; none if it is no package.
-        is_installed: Whether an installer put it there.
-    """
+    """Where a module is. A namespace package has no file; a module that is no package, no folders."""
 
     file: Path | None
     folders: Sequence[str]
@@ -201,7 +192,7 @@ class _ImportSearch:
 
     def __init__(self) -> None:
         self.files: dict[Path, dict[str, Path]] = {}
-        self._found: dict[str, _Module | None] = {}
+        self._find = functools.cache(self._locate)
         self._followed: set[str] = set()
         self._placed: dict[str, Path] = {}
         #: Files of installed packages, with the outermost names of their modules.
@@ -251,24 +242,18 @@ class _ImportSearch:
         found = itertools.starmap(_distribution_of, self._required.items())
         return {each.metadata["Name"]: each.version for each in found if each is not None}
 
-    def _find(self, name: str) -> _Module | None:
-        """Returns where a module is; None if it is neither sent nor required."""
-        if name not in self._found:
-            self._found[name] = self._locate(name)
-        return self._found[name]
-
     def _locate(self, name: str) -> _Module | None:
+        """Returns where a module is; None if it is neither sent nor required."""
         top = name.partition(".")[0]
         if name in SCRIPT_NAMES or top in _RUNTIME:
             return None
         file: object
         if (loaded := sys.modules.get(name)) is not None:
             file, found = getattr(loaded, "__file__", None), getattr(loaded, "__path__", None)
-        elif (spec := self._spec(name)) is not None:
-            file = spec.origin if spec.has_location else None
-            found = spec.submodule_search_locations
         else:
-            return None
+            spec = self._spec(name)
+            file = spec.origin if spec and spec.has_location else None
+            found = spec and spec.submodule_search_locations
         folders = [str(folder) for folder in found or ()]
         if not isinstance(file, str):
             return _Module(None, folders, is_installed=False) if folders else None
@@ -387,14 +372,21 @@ def _user_trees(roots: Mapping[Path, Mapping[str, Path]]) -> list[Tree]:
 
 def _tree(files: Mapping[str, Path]) -> Tree:
     digest = hashlib.sha256()
-    for name, path in sorted(files.items()):
-        digest.update(_line(name, _is_executable(path), path.read_bytes()))
+    for _, _, line in _members(files):
+        digest.update(line)
     return Tree(digest.hexdigest(), dict(files))
 
 
-def _line(name: str, executable: bool, content: bytes) -> bytes:
-    line = f"{name}\0{executable:d}\0{hashlib.sha256(content).hexdigest()}\n"
-    return line.encode(errors="surrogateescape")  # names of files need not be text
+def _members(files: Mapping[str, Path]) -> Iterator[tuple[tarfile.TarInfo, bytes, bytes]]:
+    """Yields the members of an archive, their content, and what the key says of each."""
+    for name, path in sorted(files.items()):
+        content = path.read_bytes()
+        executable = bool(path.stat().st_mode & stat.S_IXUSR)
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        member.mode = 0o755 if executable else 0o644
+        line = f"{name}\0{executable:d}\0{hashlib.sha256(content).hexdigest()}\n"
+        yield member, content, line.encode(errors="surrogateescape")  # names need not be text
 
 
 def _files_in(
@@ -429,7 +421,3 @@ def _may_travel(entry: "os.DirEntry[str]") -> bool:
         entry.stat()  # fails for a link to nothing; sockets and pipes have no content
         return False
     return not entry.name.endswith((".pyc", ".egg-info"))
-
-
-def _is_executable(path: Path) -> bool:
-    return bool(path.stat().st_mode & stat.S_IXUSR)
