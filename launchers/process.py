@@ -29,12 +29,7 @@ class ProcessLauncher(Launcher):
     shows_output = True
 
     def __init__(self, *, timing: Timing = DEFAULT) -> None:
-        """Prepares it.
-
-        Args:
-            timing: How long its programs wait; only tests set it.
-        """
-        self._timing = timing
+        self._timing = timing  # only tests set it
 
     def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:
         """Returns the requests that this machine cannot fulfil."""
@@ -47,9 +42,8 @@ class ProcessLauncher(Launcher):
     def start(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:
         """Starts all nodes; returns when their ports are held.
 
-        Raises:
-            LaunchError: A port that was asked for is taken, the agent cannot be started, or the
-                machine has less than when the program was planned.
+        LaunchError: a port is taken, the agent cannot be started, or the machine has less than when
+        planned.
         """
         allotment = allot(plan.executables, Machine.here())
         if allotment.mistakes:  # the machine has changed since it was planned
@@ -74,13 +68,9 @@ class ProcessLauncher(Launcher):
             # An absolute path: the agent keeps the working directory of the launch, even if this process
             # changes its own.
             log_dir = make_run_folder(plan.program, options.log_dir)
+            tells_logs, timing = console is not None, self._timing
             program = SupervisedProgram(
-                plan,
-                options,
-                table,
-                log_dir,
-                tells_logs=console is not None,
-                timing=self._timing,
+                plan, options, table, log_dir, tells_logs=tells_logs, timing=timing
             )
             host.payloads.update(payloads(plan, table, options))
             host.grants.update(allotment.grants)

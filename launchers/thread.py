@@ -45,23 +45,14 @@ class ThreadLauncher(Launcher):
     shares_memory = True
 
     def __init__(self, *, timing: Timing = DEFAULT) -> None:
-        """Prepares it.
-
-        Args:
-            timing: How long its programs wait; only tests set it.
-        """
-        self._timing = timing
+        self._timing = timing  # only tests set it
 
     def notes(self, executables: Sequence[Executable]) -> Sequence[str]:
         """Returns notes on what nodes ask for and threads cannot have."""
         return notes_of_threads(executables)
 
     def start(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:
-        """Starts all nodes.
-
-        Raises:
-            LaunchError: A port that was asked for is taken, or a function of `lp.set_up` raises.
-        """
+        """Starts all nodes; LaunchError if a port is taken, or a function of `lp.set_up` raises."""
         call()
         for note in plan.notes:
             warn(_LOGGER, "program %r: %s", plan.program, note)
@@ -116,11 +107,9 @@ class _ThisProcess(ThreadHost):
         return NodeThread(runtime, lambda: run_node(executable.work, runtime))
 
     def host_of(self, node: str) -> str:  # noqa: ARG002 - all are here
-        """Returns the name of this process, which runs all nodes."""
         return self.name
 
     def usage(self) -> Mapping[str, Usage]:
-        """Returns nothing, because threads use the resources of their process together."""
         return {}
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -91,11 +91,10 @@ _LAST_PIECES = 8
 #: Seconds that the reader of a pod's log has, at the end, to take the rest of the output.
 _LOG_S = 2.0
 _READ_BYTES = 1 << 16
-#: Seconds that the children of a worker have to end by themselves once it has ended, and then between
-#: SIGTERM and SIGKILL. A tracker of shared memory ignores SIGTERM; it frees memory once others are gone.
+#: Seconds that children of an ended worker have to end by themselves, and then until SIGKILL. A
+#: tracker of shared memory ignores SIGTERM; it frees memory once others are gone.
 _CHILDREN_S = 0.25
-#: Seconds after which a signal asks a worker that is being ended for its stacks once more. A worker that
-#: runs Python code answers sooner, and SIGKILL comes later.
+#: Seconds after which a signal asks for stacks again. A worker that runs Python answers sooner.
 _ANSWER_S = 0.3
 #: How much output a failure shows of a worker that died without a report.
 _LAST_OUTPUT_BYTES = 8192
@@ -117,7 +116,7 @@ class _WorkerProcess:
     #: None where the launcher keeps its output.
     log: LogFile | None
     stacks_fd: int
-    checkpoints: Path | None
+    checkpoints: str | None
     #: Frames that wait to be sent, because a worker that is stopped or stuck reads nothing.
     outbox: SendBuffer
     decoder: FrameDecoder = field(default_factory=FrameDecoder)
@@ -129,14 +128,12 @@ class _WorkerProcess:
     out_of_memory: bool = False
     #: Whether it was asked to end while it lived.
     asked: bool = False
-    #: Whether it was asked for its stacks; it may be stuck in code that cannot answer.
     owes_stacks: bool = False
-    #: When a signal asks it for its stacks.
+    #: When a signal asks for the stacks that it owes.
     signal_at: float = math.inf
     died_at: float = math.inf
-    #: When its children get SIGTERM, or SIGKILL, once it has ended.
+    #: When its children get SIGTERM, or SIGKILL if they were asked to end, once it has ended.
     remove_at: float = math.inf
-    #: Whether its children got SIGTERM.
     children_asked: bool = False
 
     def close(self) -> None:
@@ -218,12 +215,11 @@ class Agent:
         """
         self._in_pod = in_pod
         self._pod_log = _PodLog(2) if in_pod else None
-        #: Exit code of its process. Unless it was asked to quit, it may be started again.
         self.exit_code = 0
         if in_pod:
             from launchers.host.pod import MAY_COME_BACK
 
-            self.exit_code = MAY_COME_BACK
+            self.exit_code = MAY_COME_BACK  # unless it is asked to quit
         self._pid = os.getpid()
         self._silence_s = silence_s
         self._last_read_at = self._sent_at = time.monotonic()
@@ -233,7 +229,7 @@ class Agent:
         self._input_fd = input_fd
         self._commands = FrameDecoder()
         self._out = SendBuffer(output_fd)
-        #: Output of each node that waits to be sent, and reports on the node that must come after it.
+        #: Output of each node that waits to be sent, and reports that must come after it.
         self._waiting: dict[str, collections.deque[LinkFrame]] = {}
         self._waiting_bytes = 0
         #: How many bytes must have been sent before more output is put into the outbox.
@@ -248,7 +244,6 @@ class Agent:
         self._memory_kills = count_memory_kills()
         #: Workers whose processes were not waited for.
         self._by_pid: dict[int, _WorkerProcess] = {}
-        #: Descriptors that workers keep, and the highest number of all others.
         self._shared_fds = shared_fds
         #: When a worker must be checked again.
         self._due_at = math.inf
@@ -258,8 +253,8 @@ class Agent:
         self._highest_fd = max(open_descriptors())
         for fd in (input_fd, output_fd, self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
-        self._selector.register(input_fd, selectors.EVENT_READ, self._on_input)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, self._on_wake)
+        self._watch(input_fd, self._on_input)
+        self._watch(self._wake_read, self._on_wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop; an ignored signal does not
         # SIGTERM from outside (a terminal, a batch system): the launcher decides what to do.
         signal.signal(signal.SIGTERM, self._on_terminate)
@@ -281,7 +276,7 @@ class Agent:
         except OSError:  # an old kernel, or a sandbox
             pass
         else:
-            self._selector.register(fd, selectors.EVENT_READ, lambda: self._on_launcher_end(fd))
+            self._watch(fd, lambda: self._on_launcher_end(fd))
 
     def _on_launcher_end(self, fd: int) -> None:
         self._quitting = True
@@ -392,7 +387,7 @@ class Agent:
                 self._perform(from_fields(op, frame.fields), frame)
 
     def _perform(self, action: NodeAction, frame: LinkFrame) -> None:
-        """Carries out an action on nodes; forwards the frame of an action that workers carry out."""
+        """Carries out an action on nodes; forwards the frame if a worker carries it out."""
         if isinstance(action, ServersLost | ServersMoved):
             for each in self._workers.values():
                 self._tell(each, frame)
@@ -418,8 +413,7 @@ class Agent:
                 self._tell(worker, frame)
             case Kill():
                 self._note_asked(worker)
-                if worker.status is None:
-                    # Its children are ended when it is removed.
+                if worker.status is None:  # its children are ended when it is removed
                     _signal(worker.pid, signal.SIGKILL)
             case _:
                 self._tell(worker, frame)
@@ -430,7 +424,7 @@ class Agent:
         from launchers.host.probe import ProbeServer, candidate_addresses
 
         self._probe_server = ProbeServer(frame["word"])
-        self._selector.register(self._probe_server, selectors.EVENT_READ, self._probe_server.answer)
+        self._watch(self._probe_server.fileno(), self._probe_server.answer)
         self._ports = PortReservations(frame["listen_host"])
         found = {
             "machine": Machine.here().encode(),
@@ -462,9 +456,7 @@ class Agent:
 
     def _tell_alive(self) -> None:
         self._sent_at = time.monotonic()
-        living = {
-            worker.name: worker.pid for worker in self._workers.values() if worker.status is None
-        }
+        living = {each.name: each.pid for each in self._workers.values() if each.status is None}
         self._out.put(LinkFrame("alive", {"usage": self._usage.look(living)}))
 
     def _reserve(self, frame: LinkFrame) -> LinkFrame:
@@ -557,7 +549,6 @@ class Agent:
         os.close(output_write)
         ours.setblocking(False)
         os.set_blocking(output_read, False)
-        checkpoints = frame.fields.get("checkpoints")
         worker = _WorkerProcess(
             frame["node"],
             frame["attempt"],
@@ -566,28 +557,19 @@ class Agent:
             output_read,
             log,
             stacks_fd,
-            Path(checkpoints) if checkpoints else None,
+            frame.fields.get("checkpoints"),
             SendBuffer(ours.fileno()),
         )
         self._workers[worker.name] = self._by_pid[pid] = worker
-        self._selector.register(
-            ours.fileno(), selectors.EVENT_READ, lambda: self._on_control(worker)
-        )
-        self._selector.register(output_read, selectors.EVENT_READ, lambda: self._on_output(worker))
-        self._say(worker, "started", {"pid": pid})
+        self._watch(ours.fileno(), lambda: self._on_control(worker))
+        self._watch(output_read, lambda: self._on_output(worker))
+        self._say(worker, "started", pid=pid)
         if note := frame.fields.get("note"):
             self._keep_output(worker, note.encode(errors="backslashreplace"))
 
-    def _say(
-        self,
-        worker: _WorkerProcess,
-        op: str,
-        fields: Mapping[str, Any] | None = None,
-        body: bytes = b"",
-    ) -> None:
+    def _say(self, worker: _WorkerProcess, op: str, body: bytes = b"", **fields: Any) -> None:
         """Sends the launcher a frame about a worker."""
-        about = {"node": worker.name, "attempt": worker.attempt}
-        frame = LinkFrame(op, {**(fields or {}), **about}, body)
+        frame = LinkFrame(op, {**fields, "node": worker.name, "attempt": worker.attempt}, body)
         if op == "output" or (op in ("stacks", "exited") and worker.name in self._waiting):
             self._waiting.setdefault(worker.name, collections.deque()).append(frame)
             self._waiting_bytes += len(body)
@@ -608,11 +590,7 @@ class Agent:
             self._output_until = self._out.written + len(self._out)
 
     def _become_worker(
-        self,
-        frame: LinkFrame,
-        control: socket.socket,
-        out: int,
-        stacks_fd: int,
+        self, frame: LinkFrame, control: socket.socket, out: int, stacks_fd: int
     ) -> NoReturn:
         code = 1
         try:
@@ -678,6 +656,9 @@ class Agent:
             self._unwatch(fd)
         return data or b""
 
+    def _watch(self, fd: int, do: Callable[[], object]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, do)
+
     def _unwatch(self, fd: int) -> None:
         if fd in self._selector.get_map():
             self._selector.unregister(fd)
@@ -693,14 +674,14 @@ class Agent:
             worker.skipped_bytes += len(data)
             return
         self._tell_skipped(worker)
-        self._say(worker, "output", body=data)
+        self._say(worker, "output", data)
 
     def _tell_skipped(self, worker: _WorkerProcess) -> None:
         if worker.skipped_bytes:
             lot = "are only in the log file" if worker.log is not None else "were lost"
             note = f"\n[{worker.skipped_bytes} bytes {lot}: they came too fast to be passed on]\n"
             worker.skipped_bytes = 0
-            self._say(worker, "output", body=note.encode())
+            self._say(worker, "output", note.encode())
 
     def _on_wake(self) -> None:
         _read(self._wake_read)
@@ -776,21 +757,23 @@ class Agent:
             self._waiting_bytes -= len(dropped)
         self._tell_skipped(worker)
         del self._workers[worker.name]
-        if worker.checkpoints is not None:
+        if worker.checkpoints:
             from launchpad_lite.worker.checkpoints import CheckpointStore
 
-            CheckpointStore(worker.checkpoints, 1).discard_incomplete()
+            CheckpointStore(Path(worker.checkpoints), 1).discard_incomplete()
         if stacks := read_stacks(worker.stacks_fd):
-            self._say(worker, "stacks", body=stacks)
-        how = {
-            "status": worker.status,
-            "peak_mib": worker.peak_mib,
-            "out_of_memory": worker.out_of_memory,
-            "dead_s": time.monotonic() - worker.died_at,
-            "unasked": not worker.asked,
-        }
+            self._say(worker, "stacks", stacks)
         lines = worker.last_output.splitlines(keepends=True)[-_LAST_OUTPUT_LINES:]
-        self._say(worker, "exited", how, b"".join(lines) if worker.status else b"")
+        self._say(
+            worker,
+            "exited",
+            b"".join(lines) if worker.status else b"",
+            status=worker.status,
+            peak_mib=worker.peak_mib,
+            out_of_memory=worker.out_of_memory,
+            dead_s=time.monotonic() - worker.died_at,
+            unasked=not worker.asked,
+        )
         worker.close()
 
     def _drain(self, worker: _WorkerProcess) -> None:
@@ -912,11 +895,7 @@ def allow_many_files() -> None:
 
 
 def main(launcher: int | None, silence_s: float = math.inf, *, in_pod: bool = False) -> None:
-    """Runs the agent's process, whose link is at standard input and output.
-
-    It ends with the process `launcher`, if that is on this machine, and after `silence_s` without a
-    message.
-    """
+    """Runs the agent's process, whose link is at standard input and output."""
     shared_fds = open_descriptors()
     fork_under_reaper(os.environ[MARK])
     input_fd, output_fd = os.dup(0), os.dup(1)

@@ -1,12 +1,9 @@
 """The first program on a host: reports what is there, gets what is missing, becomes the agent.
 
-The launcher sends it as text to an interpreter of unknown version that has none of our packages. So it
-imports only the standard library, and Python 3.6 can parse it.
-
-    in    hello, ship
-    out   facts, note, ready or failed
-
-Frames have the format of `launchers.host.link`. After `ready`, the agent continues at the same descriptors.
+The launcher sends it as text to an interpreter of unknown version that has none of our packages. So
+it imports only the standard library, and Python 3.6 can parse it. Frames have the format of
+`launchers.host.link`: hello and ship come in; facts, note, ready or failed go out. After `ready`,
+the agent continues at the same descriptors.
 """
 
 import contextlib
@@ -81,10 +78,7 @@ def main(hello: "dict[str, Any] | None" = None) -> None:
 
 
 def is_spoken_to(silence_s: float, listen: "Callable[[float], object]") -> bool:
-    """Returns whether the launcher sends something before it counts as gone.
-
-    `listen` waits so many seconds at most, and returns a true value if there is something to read.
-    """
+    """Returns whether something comes before the launcher counts as gone; `listen` waits for it."""
     # A sleep of the machine uses up one wait. During the others, processes on the way (ssh), which slept as
     # well, pass messages on.
     return any(listen(silence_s / _TURNS) for _ in range(_TURNS))

@@ -40,10 +40,9 @@ go_on(control, payload, stacks)
 def begin_anew(
     interpreter: str | None, payload: bytes, control_fd: int, stacks_fd: int
 ) -> NoReturn:
-    """Replaces this forked worker by a new interpreter, which continues as the same process.
+    """Replaces this forked worker by a new interpreter, this one or another, as the same process.
 
-    Without an `interpreter`, it is the one that runs now. The other arguments are those of
-    `run_worker`. An OSError says that it cannot be executed.
+    The other arguments are those of `run_worker`. OSError: it cannot be executed.
     """
     with tempfile.TemporaryFile() as file:
         file.write(payload)

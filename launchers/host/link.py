@@ -70,8 +70,8 @@ class LinkFrame:
 class FrameDecoder:
     """Finds the frames in a stream of bytes that comes in pieces.
 
-    It ignores what comes before the bytes `awaited`, because an interpreter or a shell may print
-    while it starts. `awaited` is empty once they have come.
+    It ignores what comes before `awaited`, because an interpreter or a shell may print while it
+    starts.
     """
 
     def __init__(self, awaited: bytes = b"") -> None:
@@ -119,21 +119,14 @@ class LinkReader:
         self.last_read_at = -math.inf
 
     def read(self, give_up_at: float = math.inf) -> LinkFrame | None:
-        """Returns the next frame; None when the other end is closed.
-
-        Raises TimeoutError if no frame has come at the monotonic time `give_up_at`.
-        """
+        """Returns the next frame; None when the other end is closed. It may raise TimeoutError."""
         while not self._frames:
             if not self._take_in(give_up_at):
                 return None
         return self._frames.popleft()
 
     def begin(self, give_up_at: float) -> None:
-        """Waits until the bytes before the first frame have come.
-
-        Raises EOFError if the other end was closed first, TimeoutError if they have not come in
-        time.
-        """
+        """Waits for the bytes before the first frame. EOFError: the other end was closed first."""
         while self.decoder.awaited:
             if not self._take_in(give_up_at):
                 raise EOFError

@@ -10,10 +10,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def count_memory_kills() -> int:
-    """Returns how many processes the kernel has ended for lack of memory, as far as can be seen.
-
-    It counts those of this process's own control group if the system does, else of the machine.
-    """
+    """Returns how many processes, of this group if known, were ended for lack of memory."""
     counts = [
         _count(folder / ("memory.events" if is_unified else "memory.oom_control"))
         for folder, is_unified in _own_groups()

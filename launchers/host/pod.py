@@ -1,8 +1,6 @@
 """The first process of a node's pod: connects to the supervisor, and links an agent to it.
 
-Its text is mounted into the pod, which may lack our packages, so it uses only the standard library. It
-connects by mutual TLS, sends its name, starts an interpreter that gets its program from the supervisor
-(`launchers.host.boot`), and carries bytes both ways until either side ends.
+Its text is mounted into the pod, which may lack our packages, so it uses only the standard library.
 """
 
 import asyncio
@@ -65,10 +63,7 @@ async def send(source: asyncio.StreamReader, link: asyncio.StreamWriter) -> None
 async def receive(
     link: asyncio.StreamReader, sink: asyncio.StreamWriter, *, goes_on: bool = False
 ) -> None:
-    """Forwards what is received, until the other end sends the mark of its end.
-
-    With `goes_on`, it reads on, instead of failing, when the sink takes no more.
-    """
+    """Forwards what is received until its end; `goes_on` even if the sink takes no more."""
     while size := int.from_bytes(await link.readexactly(_SIZE_BYTES), "big"):
         piece = await link.readexactly(size)
         if goes_on and sink.is_closing():
@@ -88,10 +83,7 @@ async def part(link: asyncio.StreamReader) -> None:
 
 
 def main(loader: str) -> None:
-    """Runs in the pod, and then ends the process.
-
-    `loader` is for an interpreter that reads its actual program from its input.
-    """
+    """Runs in the pod, and then ends the process. `loader` reads its program from its input."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(MAY_COME_BACK))
     sys.exit(asyncio.run(_serve(loader)))
 

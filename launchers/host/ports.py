@@ -21,10 +21,9 @@ class PortTakenError(OSError):
 class PortReservations:
     """Bound sockets that never listen: they hold the ports, and our servers listen there, too.
 
-    SO_REUSEPORT lets only processes of the same user share the port. A worker that is
-    restarted finds its port still held.
-
-    A foreign program does not share a port, so its port is held only until its node starts.
+    SO_REUSEPORT lets only processes of the same user share the port, so a worker that is restarted
+    finds it held. A foreign program does not share a port, so its port is held only until its node
+    starts.
     """
 
     def __init__(self, host: str | None = None) -> None:
@@ -37,8 +36,7 @@ class PortReservations:
     def reserve(self, port: int | None, *, lent_to: str | None = None) -> int:
         """Holds a port, a free one if `port` is None, and returns it.
 
-        A foreign program of the node `lent_to` listens there; None: one of our servers. Raises
-        PortTakenError if another process listens there, or it is reserved already.
+        A foreign program of the node `lent_to` listens there; None: one of our servers.
         """
         if port is not None:
             # Without SO_REUSEPORT, so that it fails for any holder of the port.
@@ -74,10 +72,7 @@ class PortReservations:
             held.close()
 
     def reserve_all(self, wanted: Iterable[Address]) -> dict[str, int]:
-        """Holds a port for each address; returns them by address key.
-
-        If it raises PortTakenError, none of these ports is held.
-        """
+        """Holds a port for each address, or none at all; returns them by address key."""
         held = PortReservations(self._host)  # separate from the ports of nodes that run
         reserved: dict[str, int] = {}
         owners: dict[int, str] = {}

@@ -1,8 +1,8 @@
 """Finds the addresses at which others reach a host; only a try shows them.
 
-A host may have several network cards, container bridges with the same address on all hosts, and names that
-no other host resolves. So each host opens one port that sends a random word to any peer, and all others try
-each of its addresses. A peer that gets the word has reached the host.
+A host may have several network cards, container bridges with the same address on all hosts, and
+names that no other host resolves. So each host opens a port that sends a random word, and all
+others try each of its addresses. A peer that gets the word has reached the host.
 """
 
 import contextlib
@@ -69,7 +69,6 @@ class ProbeServer:
     """Sends this host's word to any peer."""
 
     def __init__(self, word: str) -> None:
-        """Listens on all interfaces."""
         self._word = bytes.fromhex(word)
         # All interfaces, because the probe is to find the right address.
         self._socket = bound("::", 0, backlog=256)
@@ -146,8 +145,7 @@ def reach(
 ) -> dict[str, list[str]]:
     """Tries all addresses of all hosts at once; returns those that answered, by host.
 
-    The others try `probe_server`, that of this host, at the same time. Hosts that are silent for
-    `timeout_s` count as out of reach. TCP sends a first packet that was lost again after one
+    The others try `probe_server` at the same time. TCP sends a lost first packet again after one
     second.
     """
     began_at = clock()

@@ -1,15 +1,9 @@
 """Calls between hosts that do not reach each other, through the links of their agents.
 
-At one end, a port of loopback stands for a port of another host. What comes there goes as frames to the
-launcher. It passes them on to the other end, which connects to the real port:
-
-    relay_open   a client has connected: to which host and port
-    relay_data   bytes of a connection
-    relay_taken  so many bytes were delivered, so as many more may follow
-    relay_end    the connection is over
-
-Each direction of a connection has a window, so that a slow reader neither fills the memory nor delays other
-uses of the link.
+At one end, a port of loopback stands for a port of another host. What comes there goes as frames to
+the launcher. It passes them on to the other end, which connects to the real port. Each direction of
+a connection has a window, so that a slow reader neither fills the memory nor delays other uses of
+the link.
 """
 
 import contextlib

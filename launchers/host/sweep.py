@@ -1,8 +1,8 @@
 """The last safeguard: ends processes of a program that no other part can find any more.
 
-The reaper is the parent of the agent, and only waits for its end. Both adopt the processes that workers
-leave behind. So they find all processes, whichever of the two ends: among their children and, on a system
-without adoption, by a mark in the environment of all that the program started.
+The reaper is the parent of the agent, and only waits for its end. Both adopt the processes that
+workers leave behind, and so find all of them. On a system without adoption, a mark in the
+environment shows them.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ def adopt_orphans() -> None:
 
 
 def end_children(parent: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-    """Ends all children of a process, which adopts orphans, and then their children.
+    """Ends all children of this process, and then their children, which it adopts.
 
     So it also finds processes that have left their session and cleared their environment.
     """
@@ -96,10 +96,7 @@ def is_exiting(pid: int) -> bool:
 
 
 def process_status(pid: int) -> list[bytes]:
-    """Returns the fields of `/proc/PID/stat` (Linux) after the name, which may hold any text.
-
-    Raises OSError if the process has ended.
-    """
+    """Returns the fields of `/proc/PID/stat` (Linux) after the name, which may hold any text."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
 
 

@@ -46,10 +46,7 @@ class UsageMeter:
 
 
 def _measure(pid: int) -> tuple[float, int]:
-    """Returns the CPU seconds that a process has used, and the main memory in bytes that it holds.
-
-    Raises OSError if the process has ended.
-    """
+    """Returns CPU seconds of a process, and bytes that it holds; OSError if it has ended."""
     if sys.platform != "linux":
         import psutil
 

@@ -198,10 +198,7 @@ def prepare_output() -> None:
 
 
 def run_worker(data: bytes, control_fd: int, stacks_fd: int) -> int:
-    """Runs the node of an encoded `Payload` in this process; returns the exit code.
-
-    `control_fd` is the socket to the agent, blocking. It writes its stacks to `stacks_fd`.
-    """
+    """Runs the node of an encoded `Payload`; returns the exit code. The socket is blocking."""
     if (coverage := loaded_module("coverage")) and (counts := coverage.Coverage.current()):
         atexit.register(counts.save)  # as coverage itself did before the fork
     link, stream = _LinkToAgent(control_fd), io.BytesIO(data)

@@ -19,7 +19,6 @@ class Tunnels:
     """Forwards relayed connections from host to host. Thread-safe."""
 
     def __init__(self, hosts: Mapping[str, AgentHost]) -> None:
-        """Starts to forward what agents relay."""
         self._hosts = hosts
         self._lock = threading.Lock()
         #: The two ends of each connection.
@@ -31,10 +30,7 @@ class Tunnels:
             host.pass_relayed_to(functools.partial(self._pass_on, name))
 
     def endpoint(self, caller: str, host: str, port: int) -> str:
-        """Returns `host:port` at which a caller reaches a port of a host.
-
-        Raises LaunchError if the caller's agent has ended, OSError if no port is free here.
-        """
+        """Returns `host:port` at which a caller reaches a port of a host."""
         known = self._known.get((caller, host, port))
         if known is None:
             known = self._known[caller, host, port] = self._open(caller, host, port)

@@ -147,8 +147,8 @@ class Arrival:
     ) -> None:
         """Starts the command, which starts an interpreter on the host and carries bytes both ways.
 
-        The host starts its agent while the caller continues. With a `process` that carries bytes
-        already, the command is not started. Raises LaunchError if there is no such command.
+        With a `process` that does so already, no command is started. LaunchError: there is no such
+        command.
         """
         self.name = name
         self.command = tuple(command)
@@ -182,10 +182,9 @@ class Arrival:
                 self.messages.append(line.decode(errors="replace").rstrip())
 
     def facts(self, give_up_at: float) -> Facts:
-        """Waits for the facts that the host reports, until a monotonic time.
+        """Waits until a monotonic time for the facts; requirements may take longer to install.
 
-        An installation of requirements may take longer. Raises LaunchError if the host cannot be
-        reached, or has no Python.
+        Raises LaunchError if the host cannot be reached, or has no Python.
         """
         with self._failures():
             self.frames.begin(give_up_at)

@@ -105,9 +105,8 @@ def deploy(
 ) -> RunningProgram:
     """Starts a program on several hosts; returns when its addresses are known and bound.
 
-    `reach_host` starts a bare interpreter on a host, which must answer within `limit_s`.
-    `make_fleet` combines the hosts once their nodes are placed. If it raises LaunchError, no part
-    of the program is left.
+    `reach_host` starts a bare interpreter on a host. `make_fleet` combines the hosts once their
+    nodes are placed. LaunchError: the program cannot be started; no part of it is left.
     """
     # First, because it raises if the package `cryptography` is missing.
     issue = deployment.issue or Authority(deployment.plan.program).issue
@@ -141,7 +140,6 @@ def _bring_up(
     limit_s: float,
     undo: contextlib.ExitStack,
 ) -> dict[str, AgentHost]:
-    """Returns hosts with their agents, by name."""
     shipment, wanted = deployment.shipment, deployment.wanted
     hello = Hello(
         tuple(tree.key for tree in shipment.trees),
@@ -219,11 +217,7 @@ def _ship(deployment: Deployment, arrivals: Sequence[Arrival], give_up_at: float
 def mismatches(
     here: Facts, there: Facts, requires: Mapping[str, str], *, in_pods: bool = False
 ) -> Iterator[str]:
-    """Yields why code of this process cannot run at a host.
-
-    The maker of a pod's image chooses the versions of packages and the platform, so these may
-    differ there.
-    """
+    """Yields why code of this process cannot run at a host. An image chooses its platform."""
     wanted = f"{here.implementation} {_dotted(here.python[:2])}"
     found = f"{there.implementation} {_dotted(there.python[:2])}"
     if found != wanted:
@@ -401,8 +395,8 @@ class Starter:
     def readmit(self, host: AgentHost, program: SupervisedProgram, limit_s: float) -> AgentHost:
         """Returns a host that was lost and came back, within `limit_s`, under its name and address.
 
-        The host gets its nodes back, at the same ports; they may be started there. Raises
-        LaunchError if it has not come back, or cannot take its nodes.
+        The host gets its nodes back, at the same ports; they may be started there. LaunchError: it
+        did not come back, or cannot take its nodes.
         """
         (spec,) = (each for each in self._deployment.specs if each.name == host.name)
         with contextlib.ExitStack() as undo:
@@ -468,10 +462,7 @@ class Starter:
         self._tunnels.close()
 
     def move(self, node: str, fleet: Fleet) -> None:
-        """Moves a node whose host is lost to another host, and tells all nodes where it listens.
-
-        Raises LaunchError if no host has room for the node, or no host with room can take it.
-        """
+        """Moves a node whose host is lost, and tells all nodes; LaunchError if no host takes it."""
         executable = self._executables[node]
         refused: dict[str, str] = {}
         while True:

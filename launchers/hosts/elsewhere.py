@@ -50,10 +50,7 @@ class ProgramElsewhere(WatchedProgram):
     answer_s: float
 
     def stacks(self) -> Mapping[str, str]:
-        """Returns where the threads of each node are now, by `label[replica]`: user code first.
-
-        Raises LaunchError if the supervisor does not run yet, has ended, or does not answer.
-        """
+        """Returns where the threads of each node are; LaunchError if no supervisor answers."""
         return self._answer_to(secrets.token_hex(8))
 
     def why(self) -> str:
@@ -142,8 +139,7 @@ def supervise(
 ) -> RunningProgram | None:
     """Starts a program and reports its state to those who watch it, until it has ended.
 
-    The caller reports the end of the program that this returns. None means that it could not be
-    started, which was reported here.
+    The caller reports its end. None: it could not be started, which was reported here.
     """
     from launchers.host.agent import allow_many_files  # not for programs that only watch
 

@@ -20,10 +20,7 @@ class Mover(Protocol):
     """Finds another host for a node."""
 
     def move(self, node: str, fleet: "Fleet") -> None:
-        """Moves a node whose host is lost to another host, and tells all nodes where it listens.
-
-        Raises LaunchError if no host has room for the node, or the host with room cannot take it.
-        """
+        """Moves a node whose host is lost, and tells all nodes; LaunchError if no host takes it."""
 
     def close(self) -> None:
         """Releases what belongs to no single host; called when all hosts have ended."""

@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -72,14 +73,9 @@ class HostSpec:
 HostsChoice = str | os.PathLike[str] | Sequence[str | Mapping[str, Any] | HostSpec]
 
 _OPTIONS = tuple(field.name for field in dataclasses.fields(HostSpec) if field.name != "name")
-_ALIASES = {"ram": "ram_gib"}
-_NUMBERS: dict[str, Callable[[str], Any]] = {
-    "port": int,
-    "gpu": int,
-    "cpu": float,
-    "ram_gib": float,
-}
-_KNOWN = ", ".join("ram" if option == "ram_gib" else option for option in _OPTIONS)
+_NUMBERS: dict[str, Callable[[str], Any]] = dict.fromkeys(("cpu", "ram", "ram_gib"), float)
+_NUMBERS |= {"port": int, "gpu": int}
+_KNOWN = ", ".join(_OPTIONS).replace("ram_gib", "ram")
 
 
 def parse_hosts(given: HostsChoice) -> tuple[HostSpec, ...]:
@@ -112,14 +108,12 @@ def parse_hosts(given: HostsChoice) -> tuple[HostSpec, ...]:
             found += _read(entry, defaults)
         except ValueError as error:
             mistakes.append(f"{where}: {error}")
-    by_name: dict[str, list[str]] = {}
-    for host in found:  # names of hosts are case-insensitive
-        by_name.setdefault(host.name.lower(), []).append(host.name)
+    counts = Counter(host.name.lower() for host in found)  # names of hosts are case-insensitive
     mistakes += [
-        f"host {names[0]!r} is named {len(names)} times; name it once, or if these are several "
+        f"host {name!r} is named {count} times; name it once, or if these are several "
         "(say, by port), give each a name of its own in ~/.ssh/config"
-        for names in by_name.values()
-        if len(names) > 1
+        for name, count in counts.items()
+        if count > 1
     ]
     if not found and not mistakes:
         mistakes = ["there are none; name some, like hosts=['h1', 'h2:gpu=2']"]
@@ -176,7 +170,6 @@ def _entries_of_file(path: Path) -> Iterator[_Entry]:
 
 
 def _read(entry: Any, defaults: Mapping[str, Any]) -> Iterator[HostSpec]:
-    """Yields the hosts that one entry stands for."""
     if isinstance(entry, HostSpec):
         yield entry
         return
@@ -200,7 +193,6 @@ def _read(entry: Any, defaults: Mapping[str, Any]) -> Iterator[HostSpec]:
 
 
 def _settings(text: str) -> dict[str, Any]:
-    """Returns what `name:option=value` says."""
     target, *settings = _split(":", text)
     found: dict[str, Any] = {"name": target}
     for setting in settings:
@@ -212,16 +204,15 @@ def _settings(text: str) -> dict[str, Any]:
             raise ValueError(f"{name} is given twice")
         # `HostSpec` rejects a value that is no number.
         with contextlib.suppress(KeyError, ValueError):
-            value = _NUMBERS[_ALIASES.get(name, name)](value)
+            value = _NUMBERS[name](value)
         found[name] = value
     return found
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options by their full names."""
     options: dict[str, Any] = {}
     for name, value in given.items():
-        full_name = _ALIASES.get(name, name)
+        full_name = "ram_gib" if name == "ram" else name
         if full_name not in _OPTIONS:
             raise ValueError(f"unknown option {name!r}; known are {_KNOWN}")
         if full_name in options:
@@ -246,14 +237,11 @@ def _mistakes_in(fields: Mapping[str, Any]) -> Iterator[str]:
     yield from mistakes_in_words(python=python)
     if address is not None and not _names_host(address):
         yield f"address is a host name or an IP address, not {address!r}"
-    for key in ("cpu", "ram_gib"):
-        value = fields[key]
-        if value is not None and not _is_amount(value, Real):
-            yield f"{key} is a number, 0 or more, not {value!r}"
-    if fields["gpu"] is not None and not _is_amount(fields["gpu"], Integral):
-        yield f"gpu is a whole number, 0 or more, not {fields['gpu']!r}"
+    for key, kind in (("cpu", "number"), ("ram_gib", "number"), ("gpu", "whole number")):
+        if not _is_amount(fields[key], whole=kind == "whole number"):
+            yield f"{key} is a {kind}, 0 or more, not {fields[key]!r}"
     port = fields["port"]
-    if port is not None and not (_is_amount(port, Integral) and 1 <= port <= 65535):
+    if port is not None and not (_is_amount(port, whole=True) and 1 <= port <= 65535):
         yield f"port is a whole number from 1 to 65535, not {port!r}"
 
 
@@ -266,8 +254,10 @@ def mistakes_in_words(**given: object) -> Iterator[str]:
             yield f"{name} is a command or a path, which does not begin with a dash, not {value!r}"
 
 
-def _is_amount(value: Any, kind: type) -> bool:
-    is_number = isinstance(value, kind) and not isinstance(value, bool)
+def _is_amount(value: Any, *, whole: bool) -> bool:
+    if value is None:
+        return True
+    is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
     return is_number and math.isfinite(value) and value >= 0
 
 

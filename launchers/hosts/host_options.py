@@ -18,10 +18,7 @@ class Tunnel(enum.Enum):
 
 @dataclass(frozen=True)
 class HostOptions:
-    """A user's options for all hosts, as `HostsLauncher` explains them.
-
-    `requirements` is the text of the user's file.
-    """
+    """A user's options for all hosts, as `HostsLauncher` explains them; `requirements` is text."""
 
     placement: PlacementChoice = None
     strategy: Strategy = Strategy.SPREAD

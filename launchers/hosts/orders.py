@@ -1,9 +1,9 @@
 """What a supervisor in a job or pod is to run: one blob, and the program that runs there first.
 
-The blob holds the order, the work of the nodes and their code, each pickled separately. `begin.py` and
-`order.json` lie beside it. `begin.py` unpickles nothing before the digest of the blob agrees with
-`order.json`: so it finds a blob that is incomplete or was replaced. The place of `order.json` guarantees
-that the user wrote it: a Secret in a cluster, a folder of this user only for Slurm.
+`begin.py` and `order.json` lie beside the blob. `begin.py` unpickles nothing before the digest of
+the blob agrees with `order.json`: so it finds a blob that is incomplete or was replaced. The place
+of `order.json` guarantees that the user wrote it: a Secret in a cluster, a folder of this user only
+for Slurm.
 """
 
 import dataclasses
@@ -135,8 +135,7 @@ def pack(
 ) -> tuple[dict[str, bytes], bytes]:
     """Returns the files of the folder in which a supervisor begins, and the blob.
 
-    `plan` has the work. `source` says where the blob will lie there: a `url`, a `file`, or a folder
-    with `parts`. `cache` is the folder there for code; None: the user's own.
+    `source` says where the blob will lie there: a `url`, a `file`, or a folder with `parts`.
     """
     trees = tuple(tree.key for tree in shipment.trees)
     members = {

@@ -124,7 +124,7 @@ class _Bundle:
     allowed: tuple[str, ...]
 
     def urgency(self) -> tuple[float, ...]:
-        """Returns a sort key: those with the fewest allowed hosts first, among these the biggest."""
+        """Returns a sort key: the fewest allowed hosts first, then the biggest."""
         wishes = (-self.wish.amount(resource) for resource in _RESOURCES)
         return (len(self.allowed), *wishes, -len(self.names))
 
@@ -139,10 +139,7 @@ class _Bundle:
 def mistakes_in_choice(
     executables: Sequence[Executable], choice: Any, hosts: Sequence[str] | None = None
 ) -> list[str]:
-    """Returns what is wrong with what a user wrote as `placement`, which may have any type.
-
-    If `hosts` is None, the names of the hosts are not known yet.
-    """
+    """Returns what is wrong with a user's `placement`; `hosts` is None if not known yet."""
     if choice is None:
         return []
     if not isinstance(choice, Mapping):
@@ -211,7 +208,6 @@ class _FilledHost:
         self.count = 0
 
     def take(self, bundle: _Bundle) -> None:
-        """Places executables there."""
         self.load = self.load.plus(bundle.wish)
         self.count += len(bundle.names)
 
@@ -242,7 +238,6 @@ class _FilledHost:
         return [name for name, rest in left.items() if rest is not None and rest < -_EPSILON]
 
     def describe_left(self, resource: str) -> str:
-        """Returns how much is left, for people."""
         if resource == "gpu" and (devices := self._devices_left(self.load)) is not None:
             # Halves of two devices do not make a whole one.
             whole = devices.count(1.0)

@@ -78,10 +78,7 @@ class Tree:
 
     @_explained()
     def archive(self) -> bytes:
-        """Returns the files as `.tar.gz`, byte for byte the same for the same key.
-
-        Raises LaunchError if a file cannot be read, or is no longer what the key says.
-        """
+        """Returns the files as `.tar.gz`, byte for byte the same for the same key."""
         if self.packed is not None:
             return self.packed
         packed, digest = io.BytesIO(), hashlib.sha256()
@@ -213,10 +210,7 @@ class _ImportSearch:
         return imports
 
     def follow(self, names: Iterable[str], *, is_needed: bool) -> None:
-        """Adds modules of the user, and what these import; ignores names that are no modules.
-
-        If nodes do not need them, they are sent, but require no packages.
-        """
+        """Adds the user's modules, and what these import; unless needed, they require nothing."""
         unread = sorted(names)
         while unread:
             # Python imports the parent packages of a module before the module.
@@ -392,10 +386,7 @@ def _members(files: Mapping[str, Path]) -> Iterator[tuple[tarfile.TarInfo, bytes
 def _files_in(
     folder: Path, above: frozenset[str] = frozenset(), *, deep: bool = True
 ) -> Iterator[tuple[str, Path]]:
-    """Yields the files of a package: their path below its folder, and where they are.
-
-    `above` are the folders that it is in, links resolved.
-    """
+    """Yields the files of a package: their path below its folder, and where they are."""
     real = os.path.realpath(folder)
     if real in above:
         raise LaunchError(

@@ -1,8 +1,8 @@
 """The certificate authority of one run of a program. It lives in memory and ends with the run.
 
 A program that spans machines accepts only peers with a certificate of its own authority (see
-`courier.TlsCredentials`). The launcher is that authority: it issues credentials for each host and sends
-them there. Nothing here is written to disk, and the authority's key never leaves the process.
+`courier.TlsCredentials`). The launcher is that authority. Nothing here is written to disk, and the
+authority's key never leaves the process.
 """
 
 import datetime as dt
@@ -34,10 +34,7 @@ _DNS_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 
 
 def refuse_clock(host: str, there_s: float, here_s: float) -> str | None:
-    """Returns what is wrong with the clock of a host that would not trust a certificate made here.
-
-    Both times are in seconds since 1970, at the same moment.
-    """
+    """Returns what is wrong with the clock of a host that would not trust our certificates."""
     if here_s - there_s < _BEFORE.total_seconds():
         return None  # a clock that is ahead accepts certificates, because they do not expire
     there, here = (
@@ -53,8 +50,7 @@ def refuse_clock(host: str, there_s: float, here_s: float) -> str | None:
 class Authority:
     """Issues credentials that trust only each other. Thread-safe.
 
-    Its keys use the curve P-256, which every TLS 1.3 library supports. Each run has its own authority, so
-    credentials of one run are worthless in the next run of the same program.
+    Its keys use the curve P-256, which every TLS 1.3 library supports.
     """
 
     def __init__(self, program: str) -> None:
@@ -70,11 +66,10 @@ class Authority:
     def issue(self, name: str, addresses: Sequence[str] = ()) -> courier.TlsCredentials:
         """Returns new credentials, for servers and for clients.
 
-        Our own clients accept any certificate of the authority. gRPC clients require that the
-        server's certificate holds the name or IP address by which they reach it. `localhost`,
-        `127.0.0.1` and `::1` are always among them. `*.name` stands for all directly below a name.
-        The name of the owner is for people who read certificates. Raises ValueError for an address
-        that is neither a DNS name nor an IP address.
+        Our own clients accept any certificate of the authority. gRPC clients require that it holds
+        the DNS name or IP address by which they reach the server; `*.name` stands for all directly
+        below a name, and `localhost`, `127.0.0.1` and `::1` are always there. ValueError: an
+        address is neither.
         """
         from cryptography.hazmat.primitives import serialization
 
