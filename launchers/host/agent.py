@@ -427,7 +427,7 @@ class Agent:
         self._watch(self._probe_server.fileno(), self._probe_server.answer)
         self._ports = PortReservations(frame["listen_host"])
         found = {
-            "machine": Machine.here().encode(),
+            "machine": Machine.here()._asdict(),
             "addresses": candidate_addresses(),
             "port": self._probe_server.port,
             "time_s": time.time(),

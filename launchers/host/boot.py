@@ -23,7 +23,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 #: Comes before the first frame, because shells may print any text first.
@@ -56,7 +56,7 @@ def main(hello: "dict[str, Any] | None" = None) -> None:
             _go_on_in_environment(link, hello)
         cache = _CodeCache(hello["cache"])
         missing = [key for key in hello["trees"] if not cache.has_tree(key)]
-        link.write("facts", missing=missing, **_facts(hello))
+        link.write("facts", missing=missing, **facts(hello["packages"]))
         shipped = link.read("ship")
         for key, size in shipped["sizes"].items():
             cache.add_tree(key, link.take(size))
@@ -143,13 +143,14 @@ def _takes_files(folder: str) -> bool:
         return False
 
 
-def _facts(hello: "dict[str, Any]") -> "dict[str, Any]":
+def facts(packages: "Iterable[str]") -> "dict[str, Any]":
+    """Returns what there is of Python, and the versions of these packages."""
     return {
         "python": list(sys.version_info[:3]),
         "implementation": platform.python_implementation(),
         "executable": sys.executable,
         "platform": [sys.platform, platform.machine(), platform.libc_ver()[0]],
-        "packages": {name: _version_of(name) for name in hello["packages"]},
+        "packages": {name: _version_of(name) for name in packages},
     }
 
 

@@ -17,19 +17,12 @@ _READ_AT_START = ("PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_")
 
 @dataclass(frozen=True)
 class Grant:
-    """What one worker gets. The launcher sends it to the agent as JSON.
+    """What one worker gets. The launcher sends it to the agent as JSON."""
 
-    Attributes:
-        cores: Where its threads may run; empty: anywhere.
-        ram_bytes: How much memory of its own each of its processes may have; None: any.
-        environment: Variables to set; None removes one.
-        interpreter: Another Python than the agent's.
-    """
-
-    cores: tuple[int, ...] = ()
-    ram_bytes: int | None = None
-    environment: Mapping[str, str | None] = field(default_factory=dict)
-    interpreter: str | None = None
+    cores: tuple[int, ...] = ()  # none: its threads may run anywhere
+    ram_bytes: int | None = None  # for each of its processes; None: any
+    environment: Mapping[str, str | None] = field(default_factory=dict)  # None removes a variable
+    interpreter: str | None = None  # None: the agent's
 
     def encode(self) -> dict[str, Any]:
         """Returns its fields as JSON can hold them."""
@@ -66,9 +59,8 @@ class Grant:
                 os.sched_setaffinity(0, self.cores)
         if self.ram_bytes is not None:
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-            limit = self.ram_bytes
-            if hard != resource.RLIM_INFINITY:
-                limit = min(limit, hard)
+            is_free = hard == resource.RLIM_INFINITY
+            limit = self.ram_bytes if is_free else min(self.ram_bytes, hard)
             # Before the limit, because Python 3.15 loads what this needs when it is first used.
             traceback.format_stack(limit=1)
             # Not RLIMIT_AS: CUDA and threads reserve much more address space than they use.

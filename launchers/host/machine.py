@@ -11,23 +11,14 @@ from launchpad_lite.parts.devices import visible_devices
 
 
 class Machine(NamedTuple):
-    """The resources of a machine.
-
-    Attributes:
-        cores: Numbers of the cores that this process may use.
-        gpus: Accelerators, as `CUDA_VISIBLE_DEVICES` names them.
-        gpus_shown_by: What shows the accelerators; for messages.
-        binds: Whether processes can be bound to cores.
-        limits: Whether the memory of processes can be limited.
-        name: What it is called in messages.
-    """
+    """The resources of a machine, or the part of them that may be used."""
 
     cores: tuple[int, ...]
     ram_bytes: int
-    gpus: tuple[str, ...] = ()
-    gpus_shown_by: str = "/dev shows"
-    binds: bool = True
-    limits: bool = True
+    gpus: tuple[str, ...] = ()  # as `CUDA_VISIBLE_DEVICES` names them
+    gpus_shown_by: str = "/dev shows"  # for messages, as is its name
+    binds: bool = True  # whether processes can be bound to cores
+    limits: bool = True  # whether the memory of processes can be limited
     name: str = "this machine"
     is_here: bool = True
 
@@ -41,13 +32,9 @@ class Machine(NamedTuple):
         limits = sys.platform == "linux"
         return cls(tuple(cores), memory_bytes(), gpus, source, binds=binds, limits=limits)
 
-    def encode(self) -> dict[str, Any]:
-        """Returns its fields as JSON can hold them."""
-        return self._asdict()
-
     @classmethod
     def decode(cls, fields: Mapping[str, Any], name: str) -> "Machine":
-        """Returns the machine that was encoded, as the host of this name."""
+        """Returns the machine with these fields, as the host of this name."""
         lists = {each: tuple(fields[each]) for each in ("cores", "gpus")}
         shown_by = f"on {name} {fields['gpus_shown_by']}"
         rest = {"gpus_shown_by": shown_by, "name": name, "is_here": False}

@@ -8,7 +8,6 @@ import collections
 import contextlib
 import dataclasses
 import math
-import platform
 import subprocess
 import sys
 import threading
@@ -67,30 +66,22 @@ class Facts:
     @classmethod
     def here(cls) -> "Facts":
         """Returns the facts of this process that must agree with those of a host."""
-        return cls(
-            sys.version_info[:3],
-            platform.python_implementation(),
-            sys.executable,
-            (sys.platform, platform.machine(), platform.libc_ver()[0]),
-        )
+        return cls.decode(boot.facts(()))
+
+    @classmethod
+    def decode(cls, fields: Mapping[str, Any]) -> "Facts":
+        """Returns facts that JSON may have held."""
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 
 
 @dataclass(frozen=True)
 class Hello:
-    """What the launcher tells a host first.
+    """What the launcher tells a host first."""
 
-    Attributes:
-        trees: Keys of the code trees that the host needs, in the order of `sys.path`.
-        packages: Names of the packages that are needed there.
-        silence_s: Seconds of silence after which the host counts the launcher as gone.
-        requirements: Text for `pip install --requirement`; None: its Python has all packages.
-        cache: Folder there for code; None: the user's.
-    """
-
-    trees: tuple[str, ...]
-    packages: tuple[str, ...]
-    silence_s: float
-    requirements: str | None = None
+    trees: tuple[str, ...]  # keys, in the order of `sys.path`
+    packages: tuple[str, ...]  # whose versions the host is to report
+    silence_s: float  # after which the host counts the launcher as gone
+    requirements: str | None = None  # text for `pip install --requirement`
     cache: str | None = None
     in_pod: bool = False
 
@@ -192,8 +183,7 @@ class Arrival:
         installs = self._hello.requirements is not None
         fields = self._read("facts", math.inf if installs else give_up_at).fields
         self._pinger.start()
-        lists = {name: tuple(fields[name]) for name in ("python", "platform", "missing")}
-        return Facts(**{**fields, **lists})
+        return Facts.decode(fields)
 
     def ship(self, archives: Mapping[str, bytes]) -> None:
         """Sends the trees that the host lacks, by key."""

@@ -69,32 +69,24 @@ _AGENT_S = 60.0
 
 MakeFleet = Callable[["Starter", SupervisedProgram], Fleet]
 ReachHost = Callable[[HostSpec, Hello], Arrival]
+#: Makes credentials of this name, for servers with these host names.
 Issue = Callable[[str, Sequence[str]], TlsCredentials]
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """What to start on the hosts, and how.
-
-    Attributes:
-        shipment: Code that is needed there.
-        ways: How hosts reach each other, if that is known; None: they probe each other.
-        issue: Makes credentials for servers with these names; None: the run gets its own authority.
-        output: Shows what nodes print; None: this process prints it, unless the options say `quiet`.
-        keeps_logs: Whether what nodes print is kept in files.
-        in_pods: Whether each host is the pod of one node.
-    """
+    """What to start on the hosts, and how."""
 
     plan: LaunchPlan
     options: LaunchOptions
     specs: tuple[HostSpec, ...]
     wanted: HostOptions
     shipment: Shipment
-    ways: Views | None = None
-    issue: Issue | None = None
-    output: Output | None = None
+    ways: Views | None = None  # None: the hosts find out how they reach each other
+    issue: Issue | None = None  # None: the run gets an authority of its own
+    output: Output | None = None  # None: this process shows it, unless the options say `quiet`
     keeps_logs: bool = True
-    in_pods: bool = False
+    in_pods: bool = False  # each host is the pod of one node
 
 
 def deploy(

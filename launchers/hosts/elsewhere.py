@@ -32,15 +32,10 @@ _LOOK_S = 0.25
 
 @dataclass(frozen=True)
 class ProgramEnd:
-    """How a program ended.
-
-    Attributes:
-        stacks: Stacks of each node when the program failed, by name; empty if a folder holds them.
-        crash_dir: Folder with the report of a failure.
-    """
+    """How a program ended."""
 
     result: ProgramResult
-    stacks: Mapping[str, str] = field(default_factory=dict)
+    stacks: Mapping[str, str] = field(default_factory=dict)  # unless a folder holds them
     crash_dir: Path | None = None
 
 

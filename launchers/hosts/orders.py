@@ -90,16 +90,10 @@ def begin(folder, failure):
 class Order:
     """What a supervisor is to run, without the work, which loads only with the user's code.
 
-    Attributes:
-        plan: What is launched, without work.
-        trees: Keys of the code in the blob, in the order of the path; set by `pack`.
-        requires: Packages that are needed where nodes run; set by `pack`.
-        argv: Command line of the launching process, as are `script` and `flags`.
-        supervisor: Module whose `main` takes the folder that it begins in and what is in the blob, and
-            returns an exit code.
-        advice: Text for errors: where the supervisor runs, and what to do if Python there has another
-            version, or lacks packages.
-        failure: File below that folder for the reason why it cannot begin; "": it only prints the reason.
+    `main` of the module `supervisor` takes the folder that it begins in and what is in the blob,
+    and returns an exit code. `advice`, for errors, says where the supervisor runs, and what to do
+    if Python there lacks packages. The file `failure`, if any, is for the reason why it cannot
+    begin.
     """
 
     supervisor: ClassVar[str]
@@ -108,7 +102,7 @@ class Order:
 
     plan: LaunchPlan
     options: LaunchOptions
-    trees: tuple[str, ...] = ()
+    trees: tuple[str, ...] = ()  # keys of the code in the blob; set by `pack`, as is the next
     requires: Mapping[str, str] = field(default_factory=dict)
     argv: tuple[str, ...] = field(default_factory=lambda: tuple(sys.argv))
     script: Script = field(default_factory=Script.here)

@@ -9,15 +9,10 @@ LAUNCHER = ""
 
 @dataclass(frozen=True)
 class Views:
-    """How each host, and the launcher, calls the others.
+    """How each host, and the launcher, calls the others."""
 
-    Attributes:
-        addresses: Address by caller and host; `LAUNCHER` is a caller, too.
-        tried: The addresses of each host that were tried.
-    """
-
-    addresses: Mapping[str, Mapping[str, str]]
-    tried: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    addresses: Mapping[str, Mapping[str, str]]  # by caller, which may be `LAUNCHER`, and host
+    tried: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by host
 
     def address(self, caller: str, host: str) -> str | None:
         """Returns how a caller reaches a host; None: not at all."""

@@ -65,16 +65,12 @@ def _explained() -> Iterator[None]:
 class Tree:
     """A folder that is to be on the host's `sys.path`.
 
-    Attributes:
-        key: SHA-256, in hex, over the path, mode and content of each file (see `_members`), sorted by
-            path. The same files have the same key, whatever their times.
-        files: Where each file is here, by its path below the folder (with slashes).
-        packed: The archive, if another process has made it; None: the files are here.
+    Its key is a digest, in hex, of the path, mode and content of each file.
     """
 
     key: str
-    files: Mapping[str, Path] = field(repr=False)
-    packed: bytes | None = field(default=None, repr=False)
+    files: Mapping[str, Path] = field(repr=False)  # by the path below the folder
+    packed: bytes | None = field(default=None, repr=False)  # if another process has made it
 
     @_explained()
     def archive(self) -> bytes:
@@ -104,15 +100,10 @@ class Tree:
 
 @dataclass(frozen=True)
 class Shipment:
-    """What a program needs on its hosts.
+    """What a program needs on its hosts."""
 
-    Attributes:
-        trees: In the order in which they are to stand on `sys.path`; the last is our own.
-        requires: Versions, by name, of distributions that nodes import and the trees lack.
-    """
-
-    trees: tuple[Tree, ...]
-    requires: Mapping[str, str]
+    trees: tuple[Tree, ...]  # in the order of `sys.path`; the last is our own
+    requires: Mapping[str, str]  # versions of the distributions that are not sent
 
 
 @_explained()
