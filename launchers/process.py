@@ -40,11 +40,7 @@ class ProcessLauncher(Launcher):
         return allot(executables, Machine.here()).notes
 
     def start(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:
-        """Starts all nodes; returns when their ports are held.
-
-        LaunchError: a port is taken, the agent cannot be started, or the machine has less than when
-        planned.
-        """
+        """Starts all nodes; returns when their ports are held, or raises LaunchError."""
         allotment = allot(plan.executables, Machine.here())
         if allotment.mistakes:  # the machine has changed since it was planned
             raise LaunchError(f"program {plan.program!r}: {'; '.join(allotment.mistakes)}")

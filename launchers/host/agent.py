@@ -187,7 +187,6 @@ class _PodLog:
             self._buffer.clear()
 
     def finish(self, give_up_at: float) -> None:
-        """Writes what is left, until a monotonic time."""
         self._note_skipped()
         while self._buffer and (left_s := give_up_at - time.monotonic()) > 0:
             self._room.poll(1000 * left_s)
@@ -209,9 +208,9 @@ class Agent:
     ) -> None:
         """Prepares the event loop.
 
-        `launcher` is the launcher's process if it is on this machine. `in_pod` says that nodes and
-        pod end together, and that the pod's output has what the nodes print. `shared_fds` were open
-        before: start-up code of the interpreter opened them, and workers use them, too.
+        `launcher` is the launcher's process if it is on this machine. With `in_pod`, nodes and pod
+        end together. `shared_fds` were open before, by start-up code of the interpreter; workers
+        use them, too.
         """
         self._in_pod = in_pod
         self._pod_log = _PodLog(2) if in_pod else None
@@ -258,22 +257,18 @@ class Agent:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop; an ignored signal does not
         # SIGTERM from outside (a terminal, a batch system): the launcher decides what to do.
         signal.signal(signal.SIGTERM, self._on_terminate)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        # A worker inherits this until it has a handler: the signal must not end it.
-        signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
+        # A worker inherits the last of these until it has a handler: the signal must not end it.
+        for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, STACKS_SIGNAL):
+            signal.signal(signum, signal.SIG_IGN)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
     def _watch_launcher(self, pid: int) -> None:
         """Notices the launcher's end even if a child of the launcher still holds the input open."""
-        if not hasattr(os, "pidfd_open"):
-            return
         try:
             fd = os.pidfd_open(pid)
         except ProcessLookupError:
             self._quitting = True
-        except OSError:  # an old kernel, or a sandbox
+        except (AttributeError, OSError):  # another system, an old kernel, or a sandbox
             pass
         else:
             self._watch(fd, lambda: self._on_launcher_end(fd))
@@ -419,7 +414,6 @@ class Agent:
                 self._tell(worker, frame)
 
     def _survey(self, frame: LinkFrame) -> LinkFrame:
-        """Returns what this machine has, and where others may reach it."""
         from launchers.host.machine import Machine
         from launchers.host.probe import ProbeServer, candidate_addresses
 
@@ -445,7 +439,6 @@ class Agent:
         return LinkFrame("probed", {"reached": reached})
 
     def _listen_for(self, frame: LinkFrame) -> LinkFrame:
-        """Opens a port that stands for a port of a host which this host does not reach."""
         endpoint = self._relays().listen(frame["host"], frame["port"])
         return LinkFrame("relaying", {"endpoint": endpoint})
 
@@ -568,7 +561,6 @@ class Agent:
             self._keep_output(worker, note.encode(errors="backslashreplace"))
 
     def _say(self, worker: _WorkerProcess, op: str, body: bytes = b"", **fields: Any) -> None:
-        """Sends the launcher a frame about a worker."""
         frame = LinkFrame(op, {**fields, "node": worker.name, "attempt": worker.attempt}, body)
         if op == "output" or (op in ("stacks", "exited") and worker.name in self._waiting):
             self._waiting.setdefault(worker.name, collections.deque()).append(frame)
@@ -721,17 +713,12 @@ class Agent:
         if pid:
             worker.status = os.waitstatus_to_exitcode(status)
             worker.peak_mib = usage.ru_maxrss / 1024
-            worker.out_of_memory = self._was_memory_kill(worker.status)
+            if worker.status == -signal.SIGKILL and count_memory_kills() > self._memory_kills:
+                self._memory_kills += 1  # each such end counts once
+                worker.out_of_memory = True
             worker.died_at = time.monotonic()
             worker.remove_at = self._due(_CHILDREN_S)
             del self._by_pid[pid]
-
-    def _was_memory_kill(self, status: int) -> bool:
-        """Returns whether the kernel ended a worker for lack of memory; counts each such end once."""
-        if status != -signal.SIGKILL or count_memory_kills() <= self._memory_kills:
-            return False
-        self._memory_kills += 1
-        return True
 
     def _remove_ended(self) -> None:
         now = time.monotonic()

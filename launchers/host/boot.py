@@ -129,18 +129,12 @@ def _folder(hello: "dict[str, Any]") -> str:
     """Returns the working directory of nodes."""
     # If all hosts share a file system, nodes find the files that the script finds.
     folder = str(hello["folder"])
-    if os.path.isdir(folder) and (not hello["in_pod"] or _takes_files(folder)):
-        return folder
-    return os.path.expanduser("~")
-
-
-def _takes_files(folder: str) -> bool:
-    # Only a try shows this: most of a pod's files are read-only, whatever their permissions.
     try:
-        with tempfile.TemporaryFile(dir=folder):
-            return True
+        if hello["in_pod"]:  # most of its files are read-only, whatever their permissions
+            tempfile.TemporaryFile(dir=folder).close()
     except OSError:
-        return False
+        folder = ""
+    return folder if os.path.isdir(folder) else os.path.expanduser("~")
 
 
 def facts(packages: "Iterable[str]") -> "dict[str, Any]":
@@ -232,11 +226,7 @@ class _CodeCache:
                 raise
 
     def prune(self) -> None:
-        """Removes trees that were not used for long; marks those that are used now."""
-        for folder in sys.path:
-            if folder.startswith(self._root):
-                with contextlib.suppress(OSError):
-                    os.utime(folder)
+        """Removes trees that were not used for long."""
         trees = os.path.join(self._root, "trees")
         for name in os.listdir(trees):
             path = os.path.join(trees, name)

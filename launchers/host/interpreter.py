@@ -40,22 +40,20 @@ go_on(control, payload, stacks)
 def begin_anew(
     interpreter: str | None, payload: bytes, control_fd: int, stacks_fd: int
 ) -> NoReturn:
-    """Replaces this forked worker by a new interpreter, this one or another, as the same process.
-
-    The other arguments are those of `run_worker`. OSError: it cannot be executed.
-    """
+    """Replaces this forked worker by a new interpreter, as the same process, with its payload."""
     with tempfile.TemporaryFile() as file:
         file.write(payload)
         file.flush()
         payload_fd = os.dup(file.fileno())
     os.lseek(payload_fd, 0, os.SEEK_SET)
-    for fd in (control_fd, payload_fd, stacks_fd):
+    fds = (control_fd, payload_fd, stacks_fd)
+    for fd in fds:
         os.set_inheritable(fd, True)
     program = (interpreter and shutil.which(interpreter)) or interpreter or sys.executable
-    numbers = [str(fd) for fd in (control_fd, payload_fd, stacks_fd)]
     known = [repr(_local_path()), repr(sys.version_info[:2])]
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    os.execv(program, [program, *flags, "-c", _BOOT, *numbers, *known])  # noqa: S606 - no shell is wanted
+    command = [program, *flags, "-c", _BOOT, *map(str, fds), *known]
+    os.execv(program, command)  # noqa: S606 - no shell is wanted
 
 
 def _local_path() -> list[str]:

@@ -31,10 +31,7 @@ OVERSLEPT_S = 1.0
 
 
 class Reach(Protocol):
-    """A part of `subprocess.Popen`: a process that carries bytes to and from an agent.
-
-    `wait` raises `subprocess.TimeoutExpired`.
-    """
+    """Carries bytes to and from an agent: a part of `subprocess.Popen`, with its exceptions."""
 
     stdin: IO[bytes] | None
     stdout: IO[bytes] | None
@@ -68,11 +65,7 @@ class LinkFrame:
 
 
 class FrameDecoder:
-    """Finds the frames in a stream of bytes that comes in pieces.
-
-    It ignores what comes before `awaited`, because an interpreter or a shell may print while it
-    starts.
-    """
+    """Finds frames in a stream of bytes; ignores what shells print before `awaited` comes."""
 
     def __init__(self, awaited: bytes = b"") -> None:
         self.awaited = awaited

@@ -21,9 +21,8 @@ class PortTakenError(OSError):
 class PortReservations:
     """Bound sockets that never listen: they hold the ports, and our servers listen there, too.
 
-    SO_REUSEPORT lets only processes of the same user share the port, so a worker that is restarted
-    finds it held. A foreign program does not share a port, so its port is held only until its node
-    starts.
+    SO_REUSEPORT lets only processes of the same user share a port, so a worker that restarts finds
+    it held. A foreign program shares none, so its port is held only until its node starts.
     """
 
     def __init__(self, host: str | None = None) -> None:
@@ -34,10 +33,7 @@ class PortReservations:
         self._lendable: dict[str, list[socket.socket]] = {}
 
     def reserve(self, port: int | None, *, lent_to: str | None = None) -> int:
-        """Holds a port, a free one if `port` is None, and returns it.
-
-        A foreign program of the node `lent_to` listens there; None: one of our servers.
-        """
+        """Holds a port, any if None, for our servers or a foreign program of the node `lent_to`."""
         if port is not None:
             # Without SO_REUSEPORT, so that it fails for any holder of the port.
             self._bound(port, backlog=1).close()

@@ -1,8 +1,7 @@
 """Finds the addresses at which others reach a host; only a try shows them.
 
-A host may have several network cards, container bridges with the same address on all hosts, and
-names that no other host resolves. So each host opens a port that sends a random word, and all
-others try each of its addresses. A peer that gets the word has reached the host.
+A host may have several network cards, and container bridges with the same address on all hosts. So
+each opens a port that sends a random word to those who try its addresses.
 """
 
 import contextlib
@@ -94,13 +93,9 @@ class ProbeServer:
 
 
 class _Attempt:
-    """One connection to one address of one host."""
-
     def __init__(self, target: Target, address: str, sock: socket.socket, number: Any) -> None:
-        self.target = target
-        self.address = address
+        self.target, self.address, self.socket = target, address, sock
         self._received = b""
-        self.socket = sock
         sock.setblocking(False)
         self.failed = sock.connect_ex(number) not in (0, errno.EINPROGRESS)  # no way there
 
@@ -145,8 +140,7 @@ def reach(
 ) -> dict[str, list[str]]:
     """Tries all addresses of all hosts at once; returns those that answered, by host.
 
-    The others try `probe_server` at the same time. TCP sends a lost first packet again after one
-    second.
+    The others try `probe_server` meanwhile. TCP sends a lost first packet again after one second.
     """
     began_at = clock()
     reached: dict[str, set[str]] = {target.name: set() for target in targets}

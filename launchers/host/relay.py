@@ -1,9 +1,8 @@
 """Calls between hosts that do not reach each other, through the links of their agents.
 
 At one end, a port of loopback stands for a port of another host. What comes there goes as frames to
-the launcher. It passes them on to the other end, which connects to the real port. Each direction of
-a connection has a window, so that a slow reader neither fills the memory nor delays other uses of
-the link.
+the launcher, and from there to the other end, which connects to the real port. Each direction has a
+window, so that a slow reader neither fills the memory nor delays other uses of the link.
 """
 
 import contextlib
@@ -24,8 +23,6 @@ _READ_BYTES = 1 << 16
 
 
 class _RelayedConnection:
-    """One end of a relayed connection."""
-
     def __init__(self, key: str, sock: socket.socket) -> None:
         sock.setblocking(False)
         with contextlib.suppress(OSError):
@@ -77,8 +74,6 @@ class Relay:
         """Handles a message of the other end."""
         key: str = frame["key"]
         if frame.op == "relay_open":
-            # This does not wait, because the server may be stuck with a full queue. A connection that fails
-            # becomes ready to be read, and then ends.
             try:
                 self._connect(key, frame["port"])
             except OSError:  # too many files; or no server listens there, or not any more
@@ -96,6 +91,8 @@ class Relay:
         self._work_on(connection)
 
     def _connect(self, key: str, port: int) -> None:
+        # This does not wait, because the server may be stuck with a full queue. A connection that
+        # fails becomes ready to be read, and then ends.
         sock = socket.socket(socket.AF_INET6 if ":" in self._loopback else socket.AF_INET)
         sock.setblocking(False)
         error = sock.connect_ex((self._loopback, port))
@@ -144,13 +141,10 @@ class Relay:
         events = selectors.EVENT_READ if connection.credit else 0
         events |= selectors.EVENT_WRITE if connection.undelivered else 0
         key = self._selector.get_map().get(connection.socket.fileno())
-        if not events:
-            if key is not None:
-                self._selector.unregister(connection.socket)
-        elif key is None:
+        if key is not None and key.events != events:
+            self._selector.unregister(connection.socket)
+        if events and (key is None or key.events != events):
             self._selector.register(connection.socket, events, lambda: self._work_on(connection))
-        elif key.events != events:
-            self._selector.modify(connection.socket, events, key.data)
 
     def _end(self, connection: _RelayedConnection, *, tell: bool) -> None:
         if self._connections.pop(connection.key, None) is None:

@@ -1,9 +1,8 @@
 """The stacks of a worker's threads, which it writes when asked, or on a signal.
 
-When asked, a worker writes text for people. A signal also works if it runs no Python code for long.
-But the threads run on while a signal reads their stacks, which crashes the worker in rare cases. So
-signals are for workers that do not answer. The text goes to memory, so that nothing stays on a disk
-by accident.
+A signal also works if a worker runs no Python code for long. But the threads run on while it reads
+their stacks, which crashes the worker in rare cases. So it is for workers that do not answer. The
+text goes to memory, so that nothing stays on a disk by accident.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """The last safeguard: ends processes of a program that no other part can find any more.
 
 The reaper is the parent of the agent, and only waits for its end. Both adopt the processes that
-workers leave behind, and so find all of them. On a system without adoption, a mark in the
-environment shows them.
+workers leave behind. On a system without adoption, a mark in the environment shows these.
 """
 
 import contextlib
@@ -111,9 +110,9 @@ def _children(parent: int) -> Iterator[int]:
 def fork_under_reaper(mark: str) -> None:
     """Makes this process the reaper and returns in the agent, its child.
 
-    When the agent has ended, the reaper ends what the agent left, and then itself with the same exit code.
-    Call this before the process opens anything but the link to the launcher, which only the agent uses. The
-    agent goes on if the reaper ends.
+    When the agent has ended, the reaper ends what it left, and then itself with the same exit code.
+    Call this before the process opens anything but the link to the launcher, which only the agent
+    uses.
     """
     # As in the agent: the launcher handles Ctrl-C and the end of the terminal.
     for signum in (signal.SIGINT, signal.SIGHUP):

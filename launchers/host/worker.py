@@ -233,8 +233,8 @@ def _explain_lingering() -> None:
     """Makes this process print which threads it waits for, if it still waits after some seconds."""
 
     def waited_for() -> list[str]:
-        others = [each for each in threading.enumerate() if each is not threading.main_thread()]
-        return [each.name for each in others if not each.daemon]
+        threads = set(threading.enumerate()) - {threading.main_thread()}
+        return sorted(each.name for each in threads if not each.daemon)
 
     def tell() -> None:
         if names := waited_for():

@@ -6,7 +6,7 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from courier.lowlevel import surviving
 from launchers.host.link import LinkFrame
@@ -31,10 +31,10 @@ class Tunnels:
 
     def endpoint(self, caller: str, host: str, port: int) -> str:
         """Returns `host:port` at which a caller reaches a port of a host."""
-        known = self._known.get((caller, host, port))
-        if known is None:
-            known = self._known[caller, host, port] = self._open(caller, host, port)
-        return known
+        way = (caller, host, port)
+        if way not in self._known:
+            self._known[way] = self._open(*way)
+        return self._known[way]
 
     def _open(self, caller: str, host: str, port: int) -> str:
         if caller != LAUNCHER:
@@ -56,8 +56,7 @@ class Tunnels:
             if frame.op == "relay_end":
                 self._ends.pop(key, None)
         if ends is not None:
-            target = ends[1] if ends[0] == source else ends[0]
-            if not self._send(target, frame) and frame.op != "relay_end":
+            if not self._send(_other(ends, source), frame) and frame.op != "relay_end":
                 with self._lock:
                     self._ends.pop(key, None)
                 self._send(source, LinkFrame("relay_end", {"key": key}))
@@ -76,14 +75,16 @@ class Tunnels:
             for key in broken:
                 del self._ends[key]
         for key, ends in broken.items():
-            self._send(
-                ends[1] if ends[0] == lost else ends[0], LinkFrame("relay_end", {"key": key})
-            )
+            self._send(_other(ends, lost), LinkFrame("relay_end", {"key": key}))
 
     def close(self) -> None:
         """Stops forwarding. May be repeated."""
         if self._own is not None:
             self._own.close()
+
+
+def _other(ends: tuple[str, str], one: str) -> str:
+    return ends[1] if ends[0] == one else ends[0]
 
 
 class _OwnEnd:
@@ -119,9 +120,8 @@ class _OwnEnd:
     def _on_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._wake_read.recv(4096)
-        with contextlib.suppress(Empty):
-            while True:
-                self._relay.handle(self._frames.get_nowait())
+        while not self._frames.empty():  # nothing else takes frames
+            self._relay.handle(self._frames.get())
 
     def _run(self) -> None:
         while not self._closed:

@@ -71,7 +71,8 @@ class Facts:
     @classmethod
     def decode(cls, fields: Mapping[str, Any]) -> "Facts":
         """Returns facts that JSON may have held."""
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+        fixed: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        return cls(**fixed)
 
 
 @dataclass(frozen=True)
@@ -136,11 +137,7 @@ class Arrival:
         last_words_s: float = _LAST_WORDS_S,
         close_s: float = _CLOSE_S,
     ) -> None:
-        """Starts the command, which starts an interpreter on the host and carries bytes both ways.
-
-        With a `process` that does so already, no command is started. LaunchError: there is no such
-        command.
-        """
+        """Starts the command, unless a `process` already carries bytes to the host and back."""
         self.name = name
         self.command = tuple(command)
         self._hello = hello
@@ -173,10 +170,7 @@ class Arrival:
                 self.messages.append(line.decode(errors="replace").rstrip())
 
     def facts(self, give_up_at: float) -> Facts:
-        """Waits until a monotonic time for the facts; requirements may take longer to install.
-
-        Raises LaunchError if the host cannot be reached, or has no Python.
-        """
+        """Waits until a monotonic time for the facts; requirements may take longer to install."""
         with self._failures():
             self.frames.begin(give_up_at)
         # An installation has no time limit. If the link breaks meanwhile, the command ends.

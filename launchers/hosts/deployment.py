@@ -181,9 +181,6 @@ def _refuse(mistakes: Sequence[str]) -> None:
         raise LaunchError("\n".join(mistakes))
 
 
-# Code
-
-
 def _ship(deployment: Deployment, arrivals: Sequence[Arrival], give_up_at: float) -> None:
     """Sends the hosts the code that they lack, and waits until their agents run."""
     here, requires, in_pods = Facts.here(), deployment.shipment.requires, deployment.in_pods
@@ -247,13 +244,8 @@ def _dotted(version: Sequence[int]) -> str:
     return ".".join(map(str, version))
 
 
-# Hosts
-
-
 @dataclass
 class _Survey:
-    """What hosts have, and how they reach each other."""
-
     machines: dict[str, Machine]
     views: Views
     #: Seconds by which the clock of each host is ahead of the launcher's.
@@ -309,9 +301,6 @@ def _probe(
     )
 
 
-# The program
-
-
 class Starter:
     """Places nodes and starts them; later, finds new hosts for nodes whose hosts are lost."""
 
@@ -325,7 +314,6 @@ class Starter:
     ) -> None:
         self._deployment = deployment
         self._plan = deployment.plan
-        self._hosts = hosts
         self.hosts = list(hosts.values())
         self._survey = survey
         self._executables = {each.name: each for each in self._plan.executables}
@@ -349,35 +337,31 @@ class Starter:
         self.placement = placement.hosts
         self._check_ways()
         by_host = {
-            name: [each for each in plan.executables if placement.hosts[each.name] == name]
-            for name in self._hosts
+            host: [each for each in plan.executables if placement.hosts[each.name] == host.name]
+            for host in self.hosts
         }
         machines = self._survey.machines
-        grants = _on_all(lambda name: _grants(by_host[name], machines[name]), by_host)
+        grants = _on_all(lambda host: _grants(by_host[host], machines[host.name]), by_host)
 
         def reserve(host: AgentHost) -> Mapping[str, int]:
-            return host.reserve([a for each in by_host[host.name] for a in each.addresses])
+            return host.reserve([a for each in by_host[host] for a in each.addresses])
 
         for ports in _on_all(reserve, self.hosts):
             self._ports.update(ports)
         self._table = self._table_for(LAUNCHER, placement.hosts)
-        folder = make_run_folder(plan.program, deployment.options.log_dir)
-        limit = deployment.options.log_limit_bytes
+        options = deployment.options
+        folder, limit = make_run_folder(plan.program, options.log_dir), options.log_limit_bytes
         logs = NodeLogs(folder, list(self._executables), limit) if deployment.keeps_logs else None
         self._logs = folder, logs, limit
         plan = dataclasses.replace(plan, hosts=placement.hosts)
+        unaware_s, tells_logs = wanted.silence_s + _LATER_S, not options.quiet
         program = SupervisedProgram(
-            plan,
-            deployment.options,
-            self._table,
-            folder,
-            deployment.wanted.silence_s + _LATER_S,
-            tells_logs=not deployment.options.quiet,
+            plan, options, self._table, folder, unaware_s, tells_logs=tells_logs
         )
-        for (name, host), granted in zip(self._hosts.items(), grants, strict=True):
-            part = dataclasses.replace(plan, executables=tuple(by_host[name]))
-            table = self._table_for(name, placement.hosts)
-            host.payloads.update(payloads(part, table, deployment.options))
+        for (host, executables), granted in zip(by_host.items(), grants, strict=True):
+            part = dataclasses.replace(plan, executables=tuple(executables))
+            table = self._table_for(host.name, placement.hosts)
+            host.payloads.update(payloads(part, table, options))
             host.grants.update(granted)
             host.listen(program, *self._logs)
         fleet = make_fleet(self, program) if make_fleet else Fleet(self.hosts, self.placement, self)
@@ -385,11 +369,7 @@ class Starter:
         return program
 
     def readmit(self, host: AgentHost, program: SupervisedProgram, limit_s: float) -> AgentHost:
-        """Returns a host that was lost and came back, within `limit_s`, under its name and address.
-
-        The host gets its nodes back, at the same ports; they may be started there. LaunchError: it
-        did not come back, or cannot take its nodes.
-        """
+        """Returns a host that was lost and came back, with its nodes at the same ports."""
         (spec,) = (each for each in self._deployment.specs if each.name == host.name)
         with contextlib.ExitStack() as undo:
             (again,) = _bring_up(self._deployment, [spec], self._reach_host, limit_s, undo).values()
@@ -447,8 +427,6 @@ class Starter:
         # Without a way there, no node of the caller calls this host, so any address will do.
         return join_address(address or self._survey.views.address(host, host) or host, port)
 
-    # Mover
-
     def close(self) -> None:
         """Releases what belongs to no single host."""
         self._tunnels.close()
@@ -464,17 +442,15 @@ class Starter:
             except LaunchError as error:
                 raise LaunchError("; ".join([*refused.values(), str(error)])) from None
             try:
-                grant = self._make_room(executable, host)
+                grant = _grants([executable], self._left(host))[node]
+                self._ports.update(host.reserve(executable.addresses))
                 break
             except LaunchError as error:  # another host may have room
                 refused[host.name] = str(error)
         self._settle(executable, host, grant, fleet)
 
-    def _make_room(self, executable: Executable, host: AgentHost) -> Grant:
-        left = self._survey.machines[host.name].without(host.grants.values())
-        granted = _grants([executable], left)
-        self._ports.update(host.reserve(executable.addresses))
-        return granted[executable.name]
+    def _left(self, host: AgentHost) -> Machine:
+        return self._survey.machines[host.name].without(host.grants.values())
 
     def _settle(self, executable: Executable, host: AgentHost, grant: Grant, fleet: Fleet) -> None:
         node, target = executable.name, host.name
@@ -490,11 +466,8 @@ class Starter:
                     raise
         fleet.place(node, target)
         table = self._table_for(target, fleet.placement)
-        (moved,) = payloads(
-            dataclasses.replace(self._plan, executables=(executable,)),
-            table,
-            self._deployment.options,
-        ).values()
+        part = dataclasses.replace(self._plan, executables=(executable,))
+        moved = payloads(part, table, self._deployment.options)[node]
         host.payloads[node] = moved._replace(setup=setup)
         host.grants[node] = grant
         del before.payloads[node], before.grants[node]
@@ -506,24 +479,16 @@ class Starter:
 
     def _new_host(self, executable: Executable, living: Mapping[str, AgentHost]) -> str:
         allowed = hosts_chosen(self._deployment.wanted.placement, executable)
-        allowed = [allowed] if isinstance(allowed, str) else allowed
-        names = [
-            name
-            for name in self._survey.machines
-            if name in living and (allowed is None or name in allowed)
-        ]
-        if not names and allowed is not None:
+        hosts = [host for host in living.values() if allowed is None or host.name in allowed]
+        if not hosts and allowed is not None:
             raise LaunchError(f"it may run on {', '.join(allowed)} only")
-        if not names:
+        if not hosts:
             raise LaunchError("no host is left")
-        if self._deployment.wanted.strategy is Strategy.SPREAD:
+        strategy = self._deployment.wanted.strategy
+        if strategy is Strategy.SPREAD:
             # `place` takes the first of equal rooms, which do not count nodes without requests.
-            names.sort(key=lambda name: len(living[name].grants))
-        rooms = [
-            _room(self._survey.machines[name].without(living[name].grants.values()))
-            for name in names
-        ]
-        placement = place([executable], rooms, None, self._deployment.wanted.strategy)
+            hosts.sort(key=lambda host: len(host.grants))
+        placement = place([executable], [_room(self._left(host)) for host in hosts], None, strategy)
         if placement.mistakes:
             raise LaunchError("; ".join(placement.mistakes))
         return placement.hosts[executable.name]

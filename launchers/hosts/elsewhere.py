@@ -70,10 +70,7 @@ class ProgramElsewhere(WatchedProgram):
 
 
 class SupervisorChannel(abc.ABC):
-    """Carries messages between a supervisor and the processes that watch its program.
-
-    The supervisor checks the program and looks for new questions every `look_s`.
-    """
+    """Carries messages of a supervisor, which looks for them every `look_s`, and its watchers."""
 
     look_s: float
 
@@ -132,9 +129,9 @@ def supervise(
     channel: SupervisorChannel,
     signals: StopSignals,
 ) -> RunningProgram | None:
-    """Starts a program and reports its state to those who watch it, until it has ended.
+    """Starts a program and tells those who watch it of its state; returns it when it has ended.
 
-    The caller reports its end. None: it could not be started, which was reported here.
+    None: it could not be started, which the channel was told.
     """
     from launchers.host.agent import allow_many_files  # not for programs that only watch
 

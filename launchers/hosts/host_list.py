@@ -1,7 +1,4 @@
-"""Hosts as users write them. Pure, except that it reads the file that a user names.
-
-What a host really has, and what runs on it, is known to other modules.
-"""
+"""Hosts as users write them. Pure, except that it reads the file that a user names."""
 
 import contextlib
 import dataclasses
@@ -79,19 +76,13 @@ _KNOWN = ", ".join(_OPTIONS).replace("ram_gib", "ram")
 
 
 def parse_hosts(given: HostsChoice) -> tuple[HostSpec, ...]:
-    """Reads hosts as users write them down, and returns them in that order.
+    """Reads hosts as users write them down (`docs/hosts.md`), and returns them in that order.
 
     A name may hold ranges as Slurm and pdsh write them: `h[1-4]`, `h[01-03,7]`. An IPv6 address
-    stands in brackets, because of its colons. `given` is one of:
-
-    - a string, `"h1,h2:gpu=2:cpu=8,user@h3:ram=16,[fd00::1]"`: hosts with their options;
-    - the path of a TOML file, as a `Path` or as a string that ends in `.toml`: a table
-      `[hosts.h1]` holds the options of a host, keys before all tables are the defaults of all
-      hosts;
-    - a sequence of such strings, of mappings with a `name` and options, and of `HostSpec`.
-
-    The options are the attributes of `HostSpec`; `ram` is short for `ram_gib`. A ValueError lists
-    all mistakes.
+    stands in brackets, because of its colons. `given` is a string of hosts with their options, like
+    `"h1:gpu=2:cpu=8,user@h3:ram=16,[fd00::1]"`; the path of a TOML file, with a table for each host
+    and defaults before all tables; or a sequence of strings, mappings with a `name`, and
+    `HostSpec`s.
     """
     found: list[HostSpec] = []
     mistakes: list[str] = []

@@ -1,9 +1,8 @@
 """What a supervisor in a job or pod is to run: one blob, and the program that runs there first.
 
-`begin.py` and `order.json` lie beside the blob. `begin.py` unpickles nothing before the digest of
-the blob agrees with `order.json`: so it finds a blob that is incomplete or was replaced. The place
-of `order.json` guarantees that the user wrote it: a Secret in a cluster, a folder of this user only
-for Slurm.
+`begin.py` unpickles nothing before the digest of the blob agrees with `order.json`: so it finds one
+that is incomplete or was replaced. The place of `order.json` guarantees that the user wrote it: a
+Secret in a cluster, a folder of this user only for Slurm.
 """
 
 import dataclasses
@@ -90,10 +89,9 @@ def begin(folder, failure):
 class Order:
     """What a supervisor is to run, without the work, which loads only with the user's code.
 
-    `main` of the module `supervisor` takes the folder that it begins in and what is in the blob,
-    and returns an exit code. `advice`, for errors, says where the supervisor runs, and what to do
-    if Python there lacks packages. The file `failure`, if any, is for the reason why it cannot
-    begin.
+    `main` of the module `supervisor` takes the folder that it begins in and what is in the blob.
+    `advice` is for errors: where the supervisor runs, and what to do if Python there lacks
+    packages. The file `failure`, if any, is for the reason why it cannot begin.
     """
 
     supervisor: ClassVar[str]

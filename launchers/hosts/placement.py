@@ -1,7 +1,4 @@
-"""Chooses the host of each executable. Pure: nothing is asked of a host or started there.
-
-`launchers.supervision.allotment` divides a host among the executables that run on it.
-"""
+"""Chooses the host of each executable. Pure: nothing is asked of a host or started there."""
 
 import enum
 import math
@@ -65,8 +62,7 @@ def place(
 
     Executables with the fewest allowed hosts are placed first, and among these the biggest. If some
     do not fit when all are spread, all are packed. Nothing else is tried, so it may miss a
-    placement that leaves hardly any room. Hosts that come first are preferred. It lists all
-    mistakes that it finds, with totals.
+    placement that leaves hardly any room.
     """
     if not rooms:
         return Placement(mistakes=["there are no hosts to place nodes on"])
@@ -106,9 +102,7 @@ class _Demand(NamedTuple):
         return _Demand(self.cpu + other.cpu, self.ram_gib + other.ram_gib, gpus)
 
     def amount(self, resource: str) -> float:
-        if resource == "gpu":
-            return sum(self.gpus)
-        return self.cpu if resource == "cpu" else self.ram_gib
+        return sum(self.gpus) if resource == "gpu" else getattr(self, resource)
 
     def __str__(self) -> str:
         wishes = ((name, self.amount(name)) for name in ("cpu", "ram_gib", "gpu"))
@@ -167,9 +161,10 @@ def mistakes_in_choice(
     return mistakes
 
 
-def hosts_chosen(choice: PlacementChoice, each: Executable) -> str | Sequence[str] | None:
+def hosts_chosen(choice: PlacementChoice, each: Executable) -> Sequence[str] | None:
     """Returns on which hosts an executable may run; None: on any."""
-    return (choice or {}).get(each.name, (choice or {}).get(each.label))
+    chosen = (choice or {}).get(each.name, (choice or {}).get(each.label))
+    return [chosen] if isinstance(chosen, str) else chosen
 
 
 def together(executables: Iterable[Executable]) -> list[tuple[Executable, ...]]:
@@ -189,19 +184,13 @@ def _bundles(
         allowed = [room.name for room in rooms]
         for each in unit:
             chosen = hosts_chosen(choice, each)
-            names = [chosen] if isinstance(chosen, str) else chosen
-            allowed = [host for host in allowed if names is None or host in names]
-        names_of_unit = tuple(each.name for each in unit)
-        bundles.append(_Bundle(names_of_unit, _Demand.of(unit), tuple(allowed)))
+            allowed = [host for host in allowed if chosen is None or host in chosen]
+        names = tuple(each.name for each in unit)
+        bundles.append(_Bundle(names, _Demand.of(unit), tuple(allowed)))
     return bundles
 
 
-# Greedy
-
-
 class _FilledHost:
-    """A host, and the sum of what the executables on it ask for."""
-
     def __init__(self, room: Room) -> None:
         self.room = room
         self.load = _Demand()
@@ -273,9 +262,6 @@ def _freest(bundle: _Bundle, fitting: Mapping[str, _FilledHost]) -> list[str]:
             most = max(known.values())
             names = [name for name, amount in known.items() if amount >= most - _EPSILON]
     return sorted(names, key=lambda name: fitting[name].count)
-
-
-# Mistakes
 
 
 def _too_much(executables: Sequence[Executable], rooms: Sequence[Room]) -> Iterator[str]:

@@ -35,8 +35,7 @@ def choose_addresses(
     """Chooses one address of each host for all callers that can use it, and another for each of the rest.
 
     One address for all is best: nodes may hand clients to each other, and these then reach the same
-    host. Of the candidates, the likeliest comes first. `reached` names the addresses by which each
-    caller has reached each other host.
+    host. The likeliest candidate comes first.
     """
     views: dict[str, dict[str, str]] = {caller: {} for caller in reached}
     for host, addresses in candidates.items():

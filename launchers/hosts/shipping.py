@@ -1,8 +1,7 @@
 """Finds the code that a host with only Python lacks. Starts and sends nothing.
 
-Nodes use the modules that their pickled work names, and what these import. The imports are read from the
-sources, without running them. Only code that was not installed is sent. Installed packages are listed with
-their versions, for the host's own environment.
+Nodes use the modules that their pickled work names, and what these import, which is read from the
+sources. Installed code is not sent. It is listed with its versions, for the host's own environment.
 """
 
 import ast
@@ -63,10 +62,7 @@ def _explained() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Tree:
-    """A folder that is to be on the host's `sys.path`.
-
-    Its key is a digest, in hex, of the path, mode and content of each file.
-    """
+    """A folder for the host's `sys.path`; its key is a digest of names, modes and contents."""
 
     key: str
     files: Mapping[str, Path] = field(repr=False)  # by the path below the folder
@@ -110,14 +106,11 @@ class Shipment:
 def pack_up(executables: Sequence[Executable], *, is_installed: bool = False) -> Shipment:
     """Returns the code that the nodes of a program need on other hosts, the same for all hosts.
 
-    Modules that are found at run time only (`importlib.import_module(name)`) are sent if they are in the
-    same package as one that is imported. Call it from one thread at a time, because it silences warnings
-    while it parses sources.
-
-    With `is_installed`, this package is installed there, perhaps for another platform. Its code is
-    sent all the same, so that both sides have the same version; its dependencies are not.
-
-    Raises LaunchError if a file cannot be read, links form a loop, or there is too much of it.
+    Modules that are found at run time only (`importlib.import_module(name)`) are sent if they are
+    in the same package as one that is imported. Call it from one thread at a time, because it
+    silences warnings while it parses sources. Where this package `is_installed`, perhaps for
+    another platform, its code is sent all the same, so that both sides have the same version; its
+    dependencies are not.
     """
     mentioned = set(_strings(pickled()))
     for each in executables:
@@ -142,10 +135,7 @@ def pack_up(executables: Sequence[Executable], *, is_installed: bool = False) ->
 
 @_explained()
 def runtime_tree(packages: Sequence[str] = _RUNTIME) -> Tree:
-    """Returns what an agent needs: our packages and what these import, as they are installed here.
-
-    One of them, psutil, is compiled, so the host must have the same platform.
-    """
+    """Returns what an agent needs, as it is installed here: psutil is compiled for one platform."""
     files = dict[str, Path]()
     for name in packages:
         # Without importing them: absl and psutil are loaded where they are used.
@@ -162,9 +152,6 @@ def _strings(data: bytes) -> Iterator[str]:
     """Yields all strings of a pickle that may name modules, without loading it."""
     texts = (text for _, text, _ in pickletools.genops(data) if isinstance(text, str))
     return (text for text in texts if text.replace(".", "_").isidentifier())
-
-
-# Modules
 
 
 class _Module(NamedTuple):
@@ -269,14 +256,14 @@ class _ImportSearch:
         place = "/".join((*package, last))
         if self._placed.get(place) == file:  # its package has placed it
             return
-        root, beside = file.parent, dict[str, Path]()
-        if package and file.parent.parts[-len(package) :] == package:
+        root, new = file.parent, {place: file}
+        is_in_package = bool(package) and file.parent.parts[-len(package) :] == package
+        if is_in_package:
             root = file.parent.parents[len(package) - 1]
+        if is_in_package or module.folders:
             # In a namespace package other modules and data lie beside it; at the top, any file may.
-            beside = dict(_files_in(file.parent, deep=bool(module.folders)))
-        elif module.folders:
-            beside = dict(_files_in(file.parent))
-        new = {"/".join((*package, path)): each for path, each in beside.items()} | {place: file}
+            for path, each in _files_in(file.parent, deep=bool(module.folders)):
+                new.setdefault("/".join((*package, path)), each)
         self.files[root] = new | self.files.get(root, {})
         self._placed |= new
 
@@ -328,14 +315,8 @@ def _distribution_of(file: Path, package: str) -> importlib.metadata.Distributio
     return None
 
 
-# Files
-
-
 def _user_trees(roots: Mapping[Path, Mapping[str, Path]]) -> list[Tree]:
-    """Returns a tree for each root folder, in the order of `sys.path`.
-
-    Trees are separate so that a change of a script does not send a library again.
-    """
+    """Returns a tree for each root, so that a change of a script does not send a library again."""
     sizes = Counter[Path]()
     for file in {file for files in roots.values() for file in files.values()}:
         sizes[file.parent] += file.stat().st_size

@@ -67,9 +67,8 @@ class Authority:
         """Returns new credentials, for servers and for clients.
 
         Our own clients accept any certificate of the authority. gRPC clients require that it holds
-        the DNS name or IP address by which they reach the server; `*.name` stands for all directly
-        below a name, and `localhost`, `127.0.0.1` and `::1` are always there. ValueError: an
-        address is neither.
+        the DNS name or IP address by which they reach the server, without port; `*.name` stands for
+        all directly below a name, and those of loopback are always there.
         """
         from cryptography.hazmat.primitives import serialization
 
