@@ -27,15 +27,9 @@ class SshLauncher(HostsLauncher):
     def __init__(
         self, hosts: HostsChoice = (), *, ssh: str | Sequence[str] = "ssh", **options: Any
     ) -> None:
-        """Prepares it; does not connect yet.
+        """Prepares it, with hosts and options as for `HostsLauncher`; does not connect yet.
 
-        Args:
-            hosts: As for `HostsLauncher`.
-            ssh: The ssh command, with any options of the user: words, or one text as in a shell.
-            options: As for `HostsLauncher`.
-
-        Raises:
-            ValueError: Hosts, options or the command are malformed; all mistakes are listed.
+        `ssh` is the command, with any options of the user: words, or one text as in a shell.
         """
         super().__init__(hosts, **options)
         self._ssh = tuple(shlex.split(ssh) if isinstance(ssh, str) else ssh)

@@ -147,8 +147,8 @@ class _WorkerProcess:
 class _PodLog:
     """Forwards the output of nodes to the output of their pod, without blocking the agent.
 
-    Other processes share the descriptor, so it stays in blocking mode. But a descriptor that is ready takes
-    at least as many bytes as a pipe takes in one piece.
+    Other processes share the descriptor, so it stays in blocking mode. A descriptor that is ready
+    takes at least as many bytes as a pipe takes in one piece.
     """
 
     def __init__(self, fd: int) -> None:
@@ -606,11 +606,8 @@ class Agent:
             leave(code)
 
     def _forget_all(self, *kept: int) -> None:
-        """Closes, in a forked worker, what belongs to the agent and to other workers.
-
-        It closes descriptors by number. To close each object would copy the memory of all objects, and
-        would take longer for each further worker.
-        """
+        """Closes, in a forked worker, what belongs to the agent and to other workers."""
+        # By number: to close each object would copy the memory of all, and take longer for each worker.
         signal.set_wakeup_fd(-1)
         if self._probe_server is not None:
             self._probe_server.close()

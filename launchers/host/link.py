@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
-#: The agent of the launcher's machine sends this before its first frame. On other hosts, `boot` sends a
-#: marker of its own. This module does not import that one, because the import would delay a launch.
+#: The agent of this machine sends it first. `boot`, whose import would delay a launch, has another.
 MARKER = b"\0agent of launchpad-lite\0"
 _HEADER = struct.Struct("!IQ")
 _READ_BYTES = 1 << 18

@@ -42,13 +42,11 @@ def memory_bytes() -> int:
     """Returns how much main memory the processes of this control group may have."""
     limits = [_machine_bytes()]
     for group, is_unified in _own_groups():
-        if not is_unified:
-            limits += _limit(group / "memory.limit_in_bytes")
-            continue
+        file = "memory.max" if is_unified else "memory.limit_in_bytes"
         # The limits of all parent groups apply, too.
         for folder in (group, *group.parents):
             if folder.is_relative_to(_CGROUPS):
-                limits += _limit(folder / "memory.max")
+                limits += _limit(folder / file)
     return min(limits)
 
 

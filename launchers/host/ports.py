@@ -1,5 +1,6 @@
 """Ports that are held before servers listen at them."""
 
+import collections
 import contextlib
 import itertools
 import os
@@ -28,9 +29,8 @@ class PortReservations:
     def __init__(self, host: str | None = None) -> None:
         """Holds nothing yet, at this IP address: `::` for all interfaces, None for loopback."""
         self._host = loopback() if host is None else host
-        self._sockets: list[socket.socket] = []
-        #: Sockets of lent ports, by the node that they are lent to.
-        self._lendable: dict[str, list[socket.socket]] = {}
+        #: By the node whose foreign program will listen there; None: our servers.
+        self._held = collections.defaultdict[str | None, list[socket.socket]](list)
 
     def reserve(self, port: int | None, *, lent_to: str | None = None) -> int:
         """Holds a port, any if None, for our servers or a foreign program of the node `lent_to`."""
@@ -39,10 +39,9 @@ class PortReservations:
             self._bound(port, backlog=1).close()
         if lent_to is None:
             held = self._bound(port or 0, socket.SO_REUSEPORT)
-            self._sockets.append(held)
         else:
             held = self._lendable_port() if port is None else self._bound(port)
-            self._lendable.setdefault(lent_to, []).append(held)
+        self._held[lent_to].append(held)
         # With SO_REUSEADDR, another user could listen there while none of our servers does.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         return int(held.getsockname()[1])
@@ -64,7 +63,7 @@ class PortReservations:
 
     def lend(self, node: str) -> None:
         """Releases the ports of the foreign programs of a node, which starts now."""
-        for held in self._lendable.pop(node, ()):
+        for held in self._held.pop(node, ()):
             held.close()
 
     def reserve_all(self, wanted: Iterable[Address]) -> dict[str, int]:
@@ -87,14 +86,12 @@ class PortReservations:
         except OSError:
             held.close()
             raise
-        self._sockets += held._sockets
-        for node, lendable in held._lendable.items():
-            self._lendable.setdefault(node, []).extend(lendable)
+        for node, sockets in held._held.items():
+            self._held[node] += sockets
         return reserved
 
     def close(self) -> None:
         """Gives all ports back."""
-        for held in itertools.chain(self._sockets, *self._lendable.values()):
+        for held in itertools.chain(*self._held.values()):
             held.close()
-        self._sockets.clear()
-        self._lendable.clear()
+        self._held.clear()

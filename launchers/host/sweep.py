@@ -20,8 +20,8 @@ from launchpad_lite.parts.marks import marked
 MARK = "LAUNCHPAD_LITE_PROGRAM"
 #: Seconds for which this looks for processes that start while others are ended.
 _GIVE_UP_S = 2.0
-#: Seconds between SIGTERM and SIGKILL. A tracker of shared memory ignores SIGTERM, and frees the memory
-#: when its users have gone.
+#: Seconds between SIGTERM and SIGKILL. A tracker of shared memory ignores SIGTERM, and frees the
+#: memory when its users have gone.
 _TERMINATE_S = 0.25
 _PAUSE_S = 0.01
 #: Looked up once, because each worker needs it.

@@ -88,9 +88,8 @@ class _LinkToAgent:
 class _Termination:
     """What SIGTERM does to a worker.
 
-    From outside (a batch system, a spot machine, a user) it is a notice: it asks the node to end. When the
-    notice is over, `force` makes the main thread leave at once. While it leaves, SIGTERM does nothing more;
-    only SIGKILL ends the process sooner.
+    From outside (a batch system, a spot machine, a user) it is a notice: it asks the node to end. When
+    that is over, `force` makes the main thread leave at once. Meanwhile, SIGTERM does nothing more.
     """
 
     def __init__(self) -> None:

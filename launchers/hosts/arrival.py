@@ -175,9 +175,9 @@ class Arrival:
             self.frames.begin(give_up_at)
         # An installation has no time limit. If the link breaks meanwhile, the command ends.
         installs = self._hello.requirements is not None
-        fields = self._read("facts", math.inf if installs else give_up_at).fields
+        facts = self._read("facts", math.inf if installs else give_up_at)
         self._pinger.start()
-        return Facts.decode(fields)
+        return Facts.decode(facts.fields)
 
     def ship(self, archives: Mapping[str, bytes]) -> None:
         """Sends the trees that the host lacks, by key."""

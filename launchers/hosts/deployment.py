@@ -113,7 +113,7 @@ def deploy(
 
 
 def try_host(deployment: Deployment, reach_host: ReachHost, limit_s: float) -> Finding:
-    """Reaches the one host of a deployment as `deploy` does, then ends its agent. Raises what `deploy` raises."""
+    """Reaches the one host of a deployment as `deploy` does, then ends its agent."""
     (name,) = (each.name for each in deployment.specs)
     with contextlib.ExitStack() as undo:
         hosts = _bring_up(deployment, deployment.specs, reach_host, limit_s, undo)
@@ -254,28 +254,25 @@ class _Survey:
 
 def _survey(deployment: Deployment, hosts: Mapping[str, AgentHost]) -> _Survey:
     """Asks hosts what they have, and how they reach each other unless that is known."""
-    words = {name: secrets.token_hex(WORD_BYTES) for name in hosts}
-    ahead_s: dict[str, float] = {}
+    specs = {spec.name: spec for spec in deployment.specs}
 
-    def ask(host: AgentHost) -> LinkFrame:
-        question = {"word": words[host.name], "listen_host": _LISTEN_HOST}
+    def ask(host: AgentHost) -> tuple[Machine, Target, float]:
+        spec, word = specs[host.name], secrets.token_hex(WORD_BYTES)
+        question = {"word": word, "listen_host": _LISTEN_HOST}
         answer = host.ask(LinkFrame("survey", question))
-        ahead_s[host.name] = answer["time_s"] - time.time()
+        here_s, there_s = time.time(), answer["time_s"]
         if deployment.issue is None:  # otherwise the host has already used its certificate
-            mistake = refuse_clock(host.name, answer["time_s"], time.time())
+            mistake = refuse_clock(host.name, there_s, here_s)
             _refuse([mistake] if mistake is not None else [])
-        return answer
+        machine = Machine.decode(answer["machine"], host.name)
+        machine = machine.limited(cpu=spec.cpu, ram_gib=spec.ram_gib, gpu=spec.gpu)
+        addresses = [spec.address] if spec.address else answer["addresses"]
+        return machine, Target(host.name, addresses, answer["port"], word), there_s - here_s
 
     found = dict(zip(hosts, _on_all(ask, hosts.values()), strict=True))
-    machines, targets = {}, {}
-    for spec in deployment.specs:
-        if spec.name not in hosts:
-            continue
-        answer = found[spec.name]
-        machine = Machine.decode(answer["machine"], spec.name)
-        machines[spec.name] = machine.limited(cpu=spec.cpu, ram_gib=spec.ram_gib, gpu=spec.gpu)
-        addresses = [spec.address] if spec.address else answer["addresses"]
-        targets[spec.name] = Target(spec.name, addresses, answer["port"], words[spec.name])
+    machines = {name: machine for name, (machine, _, _) in found.items()}
+    targets = {name: target for name, (_, target, _) in found.items()}
+    ahead_s = {name: seconds for name, (_, _, seconds) in found.items()}
     if deployment.ways is not None:
         return _Survey(machines, deployment.ways, ahead_s)
     # An agent sends nothing while it probes, so a probe must end before the agent counts as lost.

@@ -145,11 +145,7 @@ def _entries_of_file(path: Path) -> Iterator[_Entry]:
         HostSpec("any", **defaults)
     except ValueError as error:
         raise ValueError(f"{path}, for all hosts: {error}") from None
-    if not isinstance(tables, dict):
-        raise ValueError(
-            f"{path}: hosts is {tables!r}; write a table for each host, like [hosts.h1]"
-        )
-    if not tables:
+    if not isinstance(tables, dict) or not tables:
         raise ValueError(f"{path} names no hosts; write a table for each, like [hosts.h1]")
     for target, table in tables.items():
         where = f"{path}, host {target!r}"
@@ -177,8 +173,7 @@ def _read(entry: Any, defaults: Mapping[str, Any]) -> Iterator[HostSpec]:
         raise ValueError(f"the user is {user!r}, and {entry['user']!r}; give one of them")
     if at:
         options["user"] = user
-    if options.get("address"):
-        options["address"] = _without_brackets(options["address"])
+    options["address"] = _without_brackets(options.get("address"))
     for each in _expanded(name):
         yield HostSpec(each, **options)
 

@@ -24,10 +24,9 @@ _EPSILON = 1e-9
 class Strategy(enum.Enum):
     """How executables are spread over hosts that have room for them.
 
-    Attributes:
-        SPREAD: Each goes to the host with the most free of the scarcest resource that it asks for
-            (accelerators, then memory, then cores); among equal hosts, to the one that runs the fewest.
-        PACK: Hosts are filled one after the other.
+    SPREAD: each goes to the host with the most free of the scarcest resource that it asks for
+    (accelerators, then memory, then cores); among equal hosts, to the one that runs the fewest.
+    PACK: hosts are filled one after the other.
     """
 
     SPREAD = "spread"
@@ -142,21 +141,17 @@ def mistakes_in_choice(
     known = {*groups, *(each.name for each in executables)}
     mistakes: list[str] = []
     for key, value in choice.items():
-        kind = "node" if isinstance(key, str) and key.endswith("]") else "group"
+        what = f"{'node' if isinstance(key, str) and key.endswith(']') else 'group'} {key!r}"
         if key not in known:
-            mistakes.append(
-                f"placement of an unknown {kind} {key!r}; the groups are: {', '.join(groups)}"
-            )
+            mistakes.append(f"placement of an unknown {what}; the groups are: {', '.join(groups)}")
         names = (value,) if isinstance(value, str) else value
         if not isinstance(names, Sequence) or not names:
+            expected = "expected the name of a host, or several"
+            mistakes.append(f"placement of {what}: {expected}, got {value!r}")
+        elif unknown := [repr(name) for name in names if hosts is not None and name not in hosts]:
+            known_hosts = f"the hosts are: {', '.join(hosts or ())}"
             mistakes.append(
-                f"placement of {kind} {key!r}: expected the name of a host, or several, got "
-                f"{value!r}"
-            )
-        elif unknown := [name for name in names if hosts is not None and name not in hosts]:
-            mistakes.append(
-                f"placement of {kind} {key!r}: there is no host "
-                f"{', '.join(map(repr, unknown))}; the hosts are: {', '.join(hosts or ())}"
+                f"placement of {what}: there is no host {', '.join(unknown)}; {known_hosts}"
             )
     return mistakes
 
@@ -169,10 +164,10 @@ def hosts_chosen(choice: PlacementChoice, each: Executable) -> Sequence[str] | N
 
 def together(executables: Iterable[Executable]) -> list[tuple[Executable, ...]]:
     """Returns groups of executables that must share a host; most groups have one member."""
-    units: dict[tuple[bool, str | None], list[Executable]] = {}
+    units: dict[tuple[str | None, str], list[Executable]] = {}
     for each in executables:
-        alone = each.together is None
-        units.setdefault((alone, each.name if alone else each.together), []).append(each)
+        alone = each.name if each.together is None else ""
+        units.setdefault((each.together, alone), []).append(each)
     return [tuple(unit) for unit in units.values()]
 
 
@@ -181,10 +176,8 @@ def _bundles(
 ) -> list[_Bundle]:
     bundles = []
     for unit in together(executables):
-        allowed = [room.name for room in rooms]
-        for each in unit:
-            chosen = hosts_chosen(choice, each)
-            allowed = [host for host in allowed if chosen is None or host in chosen]
+        chosen = [hosts for each in unit if (hosts := hosts_chosen(choice, each)) is not None]
+        allowed = (room.name for room in rooms if all(room.name in hosts for hosts in chosen))
         names = tuple(each.name for each in unit)
         bundles.append(_Bundle(names, _Demand.of(unit), tuple(allowed)))
     return bundles

@@ -5,6 +5,7 @@ A program that spans machines accepts only peers with a certificate of its own a
 authority's key never leaves the process.
 """
 
+import contextlib
 import datetime as dt
 import ipaddress
 import re
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
 #: Certificates are valid from this long ago, so that hosts whose clocks are behind, or set to local time,
 #: accept new ones.
 _BEFORE = dt.timedelta(days=1)
-#: "No well-defined expiration date" (RFC 5280, section 4.1.2.5). Peers check a certificate when a
-#: connection begins, so it must outlast every run, because nodes restart during a run. An earlier end would
-#: protect nothing: no server trusts the authority once the run is over.
+#: "No well-defined expiration date" (RFC 5280, section 4.1.2.5). It must outlast every run. An
+#: earlier end would protect nothing: no server trusts the authority once the run is over.
 _END = dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.timezone.utc)
 #: Longest common name, in characters (RFC 5280, appendix A.1).
 _MAX_NAME = 64
@@ -141,10 +141,8 @@ def _certify(name: str, addresses: Iterable[str], signer: _Signer | None) -> _Si
 def _alternative(address: str) -> "x509.GeneralName":
     from cryptography import x509
 
-    try:
+    with contextlib.suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(address))
-    except ValueError:
-        pass
     if not _DNS_NAME.fullmatch(address):
         raise ValueError(
             f"{address!r} is neither a DNS name in ASCII nor an IP address; give hosts without ports"

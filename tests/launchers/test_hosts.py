@@ -252,7 +252,7 @@ def test_hosts_written_as_a_string_are_read_as_they_were(hosts: list[HostSpec]) 
     ("content", "message"),
     [
         ("", "names no hosts; write a table for each, like [hosts.h1]"),
-        ("hosts = ['h1']", "hosts is ['h1']; write a table for each host, like [hosts.h1]"),
+        ("hosts = ['h1']", "names no hosts; write a table for each, like [hosts.h1]"),
         ("[hosts]\nh1 = 3", "host 'h1': expected a table of options, got 3"),
         ("color = 'red'\n[hosts.h1]", "unknown option 'color'; known are user, port,"),
         ("gpu = 'x'\n[hosts.h1]\n[hosts.h2]", "for all hosts: gpu is a whole number"),
