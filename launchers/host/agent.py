@@ -294,7 +294,7 @@ class Agent:
                     self._abandon(f"it got no message from here for {self._silence_s:g} s")
         finally:
             self._end_all()
-            end_children(os.getpid())
+            end_children()
             self._ports.close()
             if self._probe_server is not None:
                 self._probe_server.close()
@@ -607,7 +607,7 @@ class Agent:
 
     def _forget_all(self, *kept: int) -> None:
         """Closes, in a forked worker, what belongs to the agent and to other workers."""
-        # By number: to close each object would copy the memory of all, and take longer for each worker.
+        # By number: to close each object would copy their memory, and more of it for each worker.
         signal.set_wakeup_fd(-1)
         if self._probe_server is not None:
             self._probe_server.close()

@@ -50,8 +50,8 @@ sys.exit({MAY_COME_BACK})
 async def send(source: asyncio.StreamReader, link: asyncio.StreamWriter) -> None:
     """Sends what comes from a source, in pieces, and then an empty piece that marks the end.
 
-    TLS cannot close one direction alone, and to close a connection discards what is on its way. So
-    each end sends a mark of its end, and the other closes.
+    TLS cannot close one direction alone, and to close a connection that has unread data discards
+    what is on its way. So each end sends a mark of its end, and the other closes.
     """
     while piece := await source.read(_PIECE_BYTES):
         link.write(len(piece).to_bytes(_SIZE_BYTES, "big") + piece)

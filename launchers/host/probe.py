@@ -1,7 +1,8 @@
 """Finds the addresses at which others reach a host; only a try shows them.
 
-A host may have several network cards, and container bridges with the same address on all hosts. So
-each opens a port that sends a random word to those who try its addresses.
+A host may have several network cards, container bridges with the same address on all hosts, and
+names that no other host resolves. So each opens a port that sends a random word. Who gets it has
+reached the host.
 """
 
 import contextlib

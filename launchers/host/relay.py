@@ -15,7 +15,7 @@ from collections.abc import Callable
 from courier.lowlevel import bound, join_address, loopback
 from launchers.host.link import LinkFrame
 
-#: The messages between the two ends.
+#: The messages between the two ends. After `relay_taken`, as many more bytes may follow.
 RELAYED = ("relay_open", "relay_data", "relay_taken", "relay_end")
 #: Most bytes of one direction of a connection that are on their way.
 _WINDOW_BYTES = 1 << 20

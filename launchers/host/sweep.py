@@ -52,7 +52,7 @@ def adopt_orphans() -> None:
         LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_children(parent: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+def end_children(*, clock: Callable[[], float] = time.monotonic) -> None:
     """Ends all children of this process, and then their children, which it adopts.
 
     So it also finds processes that have left their session and cleared their environment.
@@ -62,7 +62,7 @@ def end_children(parent: int, *, clock: Callable[[], float] = time.monotonic) ->
     kill_at = clock() + _TERMINATE_S
     give_up_at = math.inf
     told: set[int] = set()
-    while found := set(_children(parent)):
+    while found := set(_children(os.getpid())):
         now = clock()
         if now < kill_at:
             _signal_all(found - told, signal.SIGTERM)
@@ -112,7 +112,7 @@ def fork_under_reaper(mark: str) -> None:
 
     When the agent has ended, the reaper ends what it left, and then itself with the same exit code.
     Call this before the process opens anything but the link to the launcher, which only the agent
-    uses.
+    uses. The agent goes on if the reaper ends.
     """
     # As in the agent: the launcher handles Ctrl-C and the end of the terminal.
     for signum in (signal.SIGINT, signal.SIGHUP):
@@ -136,7 +136,7 @@ def _keep_watch(agent: int, mark: str) -> int:
         os.dup2(null, fd)
     adopt_orphans()
     code = os.waitstatus_to_exitcode(_await(agent))
-    end_children(os.getpid())
+    end_children()
     end_marked(mark, spare=(os.getpid(),))
     return code if code >= 0 else 128 - code
 

@@ -88,8 +88,8 @@ class _LinkToAgent:
 class _Termination:
     """What SIGTERM does to a worker.
 
-    From outside (a batch system, a spot machine, a user) it is a notice: it asks the node to end. When
-    that is over, `force` makes the main thread leave at once. Meanwhile, SIGTERM does nothing more.
+    From outside (a batch system, a spot machine, a user) it is a notice: it asks the node to end.
+    When that is over, `force` makes the main thread leave at once, and SIGTERM does nothing more.
     """
 
     def __init__(self) -> None:

@@ -206,7 +206,7 @@ def _ship(deployment: Deployment, arrivals: Sequence[Arrival], give_up_at: float
 def mismatches(
     here: Facts, there: Facts, requires: Mapping[str, str], *, in_pods: bool = False
 ) -> Iterator[str]:
-    """Yields why code of this process cannot run at a host. An image chooses its platform."""
+    """Yields why code of this process cannot run at a host, as far as an image may not choose."""
     wanted = f"{here.implementation} {_dotted(here.python[:2])}"
     found = f"{there.implementation} {_dotted(there.python[:2])}"
     if found != wanted:
@@ -248,8 +248,7 @@ def _dotted(version: Sequence[int]) -> str:
 class _Survey:
     machines: dict[str, Machine]
     views: Views
-    #: Seconds by which the clock of each host is ahead of the launcher's.
-    ahead_s: dict[str, float]
+    ahead_s: dict[str, float]  # seconds by which the clock of each host is ahead of the launcher's
 
 
 def _survey(deployment: Deployment, hosts: Mapping[str, AgentHost]) -> _Survey:

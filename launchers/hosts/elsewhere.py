@@ -99,7 +99,7 @@ class StopSignals:
     """Handles signals that ask this process to end; `received` are those that have come so far."""
 
     def __init__(self, obey: Mapping[int, Callable[[RunningProgram], None]] | None = None) -> None:
-        """Sets handlers of SIGTERM, SIGINT and the signals in `obey`, which obeys them itself."""
+        """Handles SIGTERM and SIGINT as programs do, and the signals in `obey` as that says."""
         self.received = set[int]()
         self._obey = obey or {}
         self._program: RunningProgram | None = None

@@ -50,7 +50,8 @@ def refuse_clock(host: str, there_s: float, here_s: float) -> str | None:
 class Authority:
     """Issues credentials that trust only each other. Thread-safe.
 
-    Its keys use the curve P-256, which every TLS 1.3 library supports.
+    Its keys use the curve P-256, which every TLS 1.3 library supports. Each run has its own, so
+    credentials of one run are worthless in the next.
     """
 
     def __init__(self, program: str) -> None:

@@ -20,7 +20,7 @@ def test_who_ignores_sigterm_is_ended_though_the_sweeper_stood_still(tmp_path: P
         )
         child.stdout.readline()
         clock = itertools.chain([0.0, 0.1], itertools.count(60.0, 0.01))
-        sweep.end_children(os.getpid(), clock=lambda: next(clock))
+        sweep.end_children(clock=lambda: next(clock))
         print("left" if os.path.exists(f"/proc/{child.pid}") else "gone", flush=True)
         child.kill()
         child.returncode = 0
