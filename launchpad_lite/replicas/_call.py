@@ -14,30 +14,32 @@ class CollectiveCall(NamedTuple):
         signature: The same in all replicas: kind, label, types and shapes, as text, such as
             `all_reduce(sum) of loss: float32[64]`.
         site: The place of the call, as `train.py:41 in step_fn`. May differ.
+        facts: What the carrier is to do; the same in all, too. Messages show it if the signatures
+            are the same.
     """
 
     number: int
     signature: str
     site: str = ""
+    facts: str = ""
 
 
 def check_same(calls: Sequence[CollectiveCall], first: int = 0) -> None:
-    """Checks that all replicas make the same call.
-
-    Args:
-        calls: Of each replica, in order.
-        first: The replica of the first one.
+    """Checks that all replicas, whose numbers begin with `first`, make the same call.
 
     Raises:
         CollectiveMismatchError: They do not. Names the replicas that differ from most of the
             others.
     """
-    kinds = [(call.number, call.signature) for call in calls]
+    kinds = [(call.number, call.signature, call.facts) for call in calls]
     if kinds.count(kinds[0]) == len(kinds):
         return
     most = max(kinds, key=kinds.count)
+    look_alike = len({call.signature for call in calls}) == 1
     lines = [
-        f"  replica {rank}: {call.signature}, its call {call.number}"
+        f"  replica {rank}: {call.signature}"
+        + (f" ({call.facts})" if look_alike else "")
+        + f", its call {call.number}"
         + (f", at {call.site}" if call.site else "")
         for rank, call in enumerate(calls, first)
     ]

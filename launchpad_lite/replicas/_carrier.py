@@ -81,6 +81,11 @@ class Carrier:
 
         return np.zeros(nbytes, np.uint8)
 
+    def check_rank(self, rank: int) -> None:
+        """Raises ValueError if there is no such replica."""
+        if not 0 <= rank < self.size:
+            raise ValueError(f"no replica {rank}: they are numbered from 0 to {self.size - 1}")
+
     def abort(self, error: Exception) -> None:
         """Makes calls in flight, and all later ones, raise this error soon. Thread-safe."""
 

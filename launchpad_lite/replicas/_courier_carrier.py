@@ -87,23 +87,20 @@ class CourierCarrier(Carrier):
     def all_reduce(self, array: Any, op: Op, call: CollectiveCall) -> None:
         check_flat(array)
         operation = ArrayOperation(op, array.dtype, self.size)
-        what = f"all_reduce({op}) of {array.dtype.str}[{len(array)}]"
-        check = _Check(call, what)
-        self._run(lambda: self._all_reduce(array, operation, check))
+        call = call._replace(facts=f"all_reduce({op}) of {array.dtype.str}[{len(array)}]")
+        self._run(lambda: self._all_reduce(array, operation, call))
 
     def all_gather(self, value: Any, call: CollectiveCall) -> Sequence[Any]:
         payload = _payload.pack(value)
-        check = _Check(call, "all_gather")
-        payloads = self._run(lambda: self._gather(payload, lambda: self._meet(check)))
+        call = call._replace(facts="all_gather")
+        payloads = self._run(lambda: self._gather(payload, lambda: self._meet(call)))
         return [_payload.unpack(each) for each in payloads]
 
     def broadcast(self, array: Any, source: int, call: CollectiveCall) -> None:
         check_flat(array)
-        if not 0 <= source < self.size:
-            raise ValueError(f"no replica {source}: they are numbered from 0 to {self.size - 1}")
-        what = f"broadcast from {source} of {array.dtype.str}[{len(array)}]"
-        check = _Check(call, what)
-        self._run(lambda: self._broadcast(array, source, check))
+        self.check_rank(source)
+        call = call._replace(facts=f"broadcast from {source} of {array.dtype.str}[{len(array)}]")
+        self._run(lambda: self._broadcast(array, source, call))
 
     def buffer(self, nbytes: int) -> "Array":
         import numpy as np
@@ -155,30 +152,30 @@ class CourierCarrier(Carrier):
         if self._group is not None:
             self._group.give_up()
 
-    def _all_reduce(self, array: "Array", operation: ArrayOperation, check: "_Check") -> None:
+    def _all_reduce(self, array: "Array", operation: ArrayOperation, call: CollectiveCall) -> None:
         is_last = self._is_one_group
         if array.nbytes <= (SLOT_BYTES if is_last else _STAR_BYTES):
             small = _Small(array, operation, self._arrays, len(self._members), last=is_last)
-            self._meet(check, small=small)
+            self._meet(call, small=small)
             small.finish()
             return
         if self._arrays is None:
-            self._meet(check)
+            self._meet(call)
         else:
-            enter = functools.partial(self._meet, check)
+            enter = functools.partial(self._meet, call)
             self._arrays.all_reduce(array, operation, enter, last=is_last)
         if self._leaders is not None:
             self._leaders.all_reduce(array, operation)
         if not is_last:
             self._spread(array)
 
-    def _broadcast(self, array: "Array", source: int, check: "_Check") -> None:
+    def _broadcast(self, array: "Array", source: int, call: CollectiveCall) -> None:
         leader = next(leader for leader, ranks in self._groups.items() if source in ranks)
         if self._arrays is not None and source in self._members:
-            enter = functools.partial(self._meet, check)
+            enter = functools.partial(self._meet, call)
             self._arrays.broadcast(array, self._members.index(source), enter)
         else:
-            self._meet(check)
+            self._meet(call)
         if self._leaders is not None:
             self._leaders.broadcast(array, leader)
         if source not in self._members:
@@ -221,19 +218,17 @@ class CourierCarrier(Carrier):
     # Meetings
 
     def _meet(
-        self, check: "_Check", place: tuple[int, int] = (0, 0), small: "_Small | None" = None
+        self, call: CollectiveCall, place: tuple[int, int] = (0, 0), small: "_Small | None" = None
     ) -> Answer:
-        """Meets all replicas.
-
-        Raises:
-            CollectiveMismatchError: They make different calls.
-        """
-        report = ReplicaReport(0, *place, check.digest)
+        """Meets all replicas, which make the same call: else this raises an error in all."""
+        text = f"{call.number} {call.signature}\n{call.facts}"
+        digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+        report = ReplicaReport(0, *place, digest)
 
         def decide(reports: Sequence[ReplicaReport]) -> Answer:
             answer = _compare(reports)
             if self._leaders is not None:
-                return self._meet_groups(self._leaders, answer, check.digest, small)
+                return self._meet_groups(self._leaders, answer, digest, small)
             if small is not None and answer is not Answer.DIFFERENT:
                 small.combine()
             return answer
@@ -243,7 +238,7 @@ class CourierCarrier(Carrier):
         else:
             answer = Answer(self._group.meet(report, decide))
         if answer is Answer.DIFFERENT:
-            self._raise_mismatch(check)
+            self._raise_mismatch(call)
         return answer
 
     def _meet_groups(
@@ -264,23 +259,15 @@ class CourierCarrier(Carrier):
         assert self._group is not None
         return Answer(self._group.meet(ReplicaReport(0, *place), _compare))
 
-    def _raise_mismatch(self, check: "_Check") -> NoReturn:
+    def _raise_mismatch(self, call: CollectiveCall) -> NoReturn:
         def enter() -> None:
             if self._arrays is not None:
                 self._arrays.meet()
 
         if self._arrays is not None:
             self._arrays.next_turn()
-        payloads = self._gather(_payload.pack((check.call, check.what)), enter)
-        calls, facts = zip(*map(_payload.unpack, payloads), strict=True)
+        calls = [_payload.unpack(each) for each in self._gather(_payload.pack(call), enter)]
         check_same(calls)
-        # The calls look the same to users, but their values differ.
-        check_same(
-            [
-                call._replace(signature=f"{call.signature} ({what})")
-                for call, what in zip(calls, facts, strict=True)
-            ]
-        )
         raise AssertionError(f"the calls were different, and now are not: {calls}")
 
     # Connecting
@@ -324,24 +311,8 @@ class CourierCarrier(Carrier):
             return None  # another container, or this one may not see other processes
 
 
-class _Check:
-    """A call, as replicas compare it.
-
-    Attributes:
-        call: The call that messages name.
-        what: The arguments of the carrier.
-        digest: Of both.
-    """
-
-    def __init__(self, call: CollectiveCall, what: str) -> None:
-        self.call = call
-        self.what = what
-        text = f"{call.number} {call.signature}\n{what}"
-        self.digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
-
-
 class _Small:
-    """An array that a meeting combines."""
+    """An array that a meeting combines; `last`: the group, of this size, has all replicas."""
 
     def __init__(
         self,
@@ -352,15 +323,7 @@ class _Small:
         *,
         last: bool,
     ) -> None:
-        """Offers the array to the group.
-
-        Args:
-            array: Of this replica.
-            operation: How.
-            arrays: Of the group, if there is one.
-            size: Of the group.
-            last: Whether these are all replicas.
-        """
+        """Offers the array to the group."""
         self._array = array
         self._operation = operation
         self._last = last

@@ -6,7 +6,7 @@ from typing import Any
 
 from launchpad_lite.replicas._call import CollectiveCall
 from launchpad_lite.replicas._carrier import Carrier, Op
-from launchpad_lite.replicas._memory_carrier import MemoryCarrier, ThreadExchange, Turn
+from launchpad_lite.replicas._memory_carrier import MemoryCarrier, ThreadExchange
 from launchpad_lite.replicas._operations import ArrayOperation
 from launchpad_lite.replicas._packing import Packed
 
@@ -107,14 +107,7 @@ class JaxCarrier(MemoryCarrier):
     def __init__(
         self, index: int, exchange: ThreadExchange, mesh: JaxMesh, outer: Carrier | None = None
     ) -> None:
-        """Makes that of one thread.
-
-        Args:
-            index: Which thread.
-            exchange: Of all of them.
-            mesh: Their devices.
-            outer: Between processes with as many threads each; None: there is one process.
-        """
+        """As for MemoryCarrier; the mesh has the devices of the threads."""
         super().__init__(index, exchange, outer)
         self._mesh = mesh
 
@@ -136,7 +129,7 @@ class JaxCarrier(MemoryCarrier):
 
         here = self._mesh.devices[self._index]
         given = _with_dimension()(jax.device_put(array, here))
-        _put_back(array, self._meet(Turn(call, f"all_reduce({op})", given), combine)[self._index])
+        _put_back(array, self._meet(call, f"all_reduce({op})", given, combine)[self._index])
 
     def broadcast(self, array: Any, source: int, call: CollectiveCall) -> None:
         """Copies arrays of JAX from one device to the others."""
@@ -150,10 +143,8 @@ class JaxCarrier(MemoryCarrier):
                 given[index], lambda flat: self._outer.broadcast(flat, node, call)
             )
 
-        _put_back(
-            array,
-            self._meet(Turn(call, f"broadcast from {source}", list(array)), combine)[self._index],
-        )
+        results = self._meet(call, f"broadcast from {source}", list(array), combine)
+        _put_back(array, results[self._index])
 
     def _everywhere(self, leaves: list[Any], exchange: Callable[[Any], None]) -> list[list[Any]]:
         """Returns arrays on each device, after flat ones were exchanged with other processes."""
