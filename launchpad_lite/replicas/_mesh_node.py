@@ -2,7 +2,6 @@
 
 import contextvars
 import copy
-import functools
 import logging
 import threading
 from typing import Any
@@ -78,29 +77,26 @@ class MeshNode(ReplicaNode):
                     thread.join(_LOOK_S)
         finally:
             exchange.abort(ReplicaLostError(f"{self._name} has ended"))
-        if errors:
-            _raise(self._group, *errors[0])
-        return results[0]
+        if not errors:
+            return results[0]
+        rank, error = errors[0]
+        # These name their replica already.
+        if isinstance(error, (CollectiveMismatchError, ReplicaLostError, InterruptedTraining)):
+            raise error
+        what = f"replica {rank} of {self._group}: {type(error).__name__}: {error}"
+        raise ReplicaError(what) from error
 
     def _replicate_one(self, index: int, generation: Generation, carrier: Carrier) -> list[Any]:
         """Runs the user's code for one of the replicas; returns the results of all."""
         collectives = Collectives(carrier)
         repl = copy.copy(self._replicator)  # each thread has its own view
         replicas = [node for node in self._replicas for _ in range(repl.replicas_per_worker)]
-        # The first one alone serves methods and keeps the training.
-        body = self._body if index == 0 else functools.partial(self._body, made=lambda _: None)
-        training = self._training if index == 0 else Training()
+        is_first = index == 0  # it alone serves methods and keeps the training
+        training = self._training if is_first else Training()
         here = self._here(generation, collectives, training, replicas)
         try:
             with _devices.on_device_of_jax(self._devices[index]), repl.being(here):
-                result = body(repl)
+                result = self._run_body(repl, is_served=is_first)
             return collectives.all_gather(result, RESULTS)
         finally:
             collectives.close()
-
-
-def _raise(group: str, rank: int, error: BaseException) -> None:
-    # These name their replica already.
-    if isinstance(error, (CollectiveMismatchError, ReplicaLostError, InterruptedTraining)):
-        raise error
-    raise ReplicaError(f"replica {rank} of {group}: {type(error).__name__}: {error}") from error

@@ -67,7 +67,7 @@ class ReplicaNode:
         self._replicator = copy.copy(replicator)  # threads of one process share the argument
         self._rank = rank
         self._replicas = replicas
-        self._body = functools.partial(_run, body, args=args, kwargs=kwargs, made=self._is_made)
+        self._body, self._args, self._kwargs = body, args, kwargs
         node = lp.current_node()
         self._name = node.name
         self._group = self._name.partition("[")[0]
@@ -189,8 +189,22 @@ class ReplicaNode:
         here = self._here(generation, collectives, self._training, self._members(generation))
         here.size = collectives.size
         with self._replicator.being(here):
-            result = self._body(self._replicator)
+            result = self._run_body(self._replicator)
         return collectives.all_gather(result, RESULTS)
+
+    def _run_body(self, repl: "Replicator", *, is_served: bool = True) -> Any:
+        """Runs the user's code for one replica; other nodes call the object if it `is_served`."""
+        value = self._body(repl, *self._args, **self._kwargs)
+        if not inspect.isclass(self._body):
+            return value
+        if is_served:
+            self._object = value
+            with contextlib.suppress(InvalidStateError):  # it was there before
+                self._has_object.set_result(None)
+        run = getattr(value, "run", None)
+        if run is None:
+            raise ReplicaError(f"{self._body.__name__} has no run(), which makes the steps")
+        return run()
 
     def _here(
         self,
@@ -204,15 +218,8 @@ class ReplicaNode:
 
         training.begin()
         training.is_guard = self._is_guard and training is self._training
-        here = Here(
-            collectives.rank,
-            collectives,
-            training,
-            self._group,
-            generation.number,
-            replicas,
-            self.share,
-        )
+        here = Here(collectives.rank, collectives, training, self._group)
+        here.generation, here.replicas, here.share = generation.number, replicas, self.share
         here.report.losses, here.report.lost_s = self._losses, self._lost_s
         return here
 
@@ -282,11 +289,6 @@ class ReplicaNode:
         )
         return GpuCarrier(carrier, split_address(self._replicas[0].address)[0])
 
-    def _is_made(self, made: Any) -> None:
-        self._object = made
-        with contextlib.suppress(InvalidStateError):  # it was there before
-            self._has_object.set_result(None)
-
     def _forwarding(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that calls a method of the user's object, once there is one."""
 
@@ -331,21 +333,3 @@ def served_methods(body: type) -> list[str]:
     if taken := [name for name in methods if name in dir(ReplicaNode)]:
         raise ValueError(f"{body.__name__}.{taken[0]}: replicas have a method of this name")
     return methods
-
-
-def _run(
-    body: Callable[..., Any],
-    replicator: "Replicator",
-    *,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    made: Callable[[Any], None],
-) -> Any:
-    value = body(replicator, *args, **kwargs)
-    if not inspect.isclass(body):
-        return value
-    made(value)
-    run = getattr(value, "run", None)
-    if run is None:
-        raise ReplicaError(f"{body.__name__} has no run(), which makes the steps")
-    return run()

@@ -162,7 +162,7 @@ class _AsyncReplicaNode(ReplicaNode):
         )
         here.report.losses = lp.restart_count()
         with self._replicator.being(here):
-            result = self._body(self._replicator)
+            result = self._run_body(self._replicator)
         if self._stays and self._rank == 0:
             self._end([result, *map(_result_of, self._replicas[1:])])
         else:
