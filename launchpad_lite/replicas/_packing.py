@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from launchpad_lite.launching import loaded_module
 from launchpad_lite.replicas import _nests
+from launchpad_lite.replicas._carrier import Op
+from launchpad_lite.replicas._operations import ArrayOperation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -191,24 +193,16 @@ def like(leaf: Any, array: "Array") -> Any:
     return array[()] if array.ndim == 0 else array
 
 
-def combined(nests: Sequence[Any], op: str) -> Any:
+def combined(nests: Sequence[Any], op: Op) -> Any:
     """Returns nested values of the same structure, combined leaf by leaf.
 
     Raises:
         ValueError: Their structures differ.
     """
-    import numpy as np
-
-    functions: dict[str, Any] = {
-        "sum": np.add.reduce,
-        "mean": np.mean,
-        "max": np.maximum.reduce,
-        "min": np.minimum.reduce,
-        "product": np.multiply.reduce,
-    }
     packed = [Packed(nest, op) for nest in nests]
     if differing := {each.text for each in packed} - {packed[0].text}:
         raise ValueError(f"results differ in structure: {packed[0].text} and {min(differing)}")
     for name, array in packed[0].arrays.items():
-        array[...] = functions[op](np.stack([each.arrays[name] for each in packed]), axis=0)
+        operation = ArrayOperation(op, array.dtype, len(nests))
+        operation.combine([each.arrays[name] for each in packed], array, last=True)
     return packed[0].unpacked()
