@@ -5,7 +5,7 @@ Its tests run it with gloo on CPU tensors. It ran on one GPU, where each group i
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -67,12 +67,11 @@ class GpuCarrier(Carrier):
 
         self._agree(call)
         options = AllreduceOptions()
-        options.timeout = _FOREVER
         names = {"mean": "SUM"}  # gloo has no mean
         options.reduceOp = getattr(ReduceOp, names.get(op, op.upper()))
         if op == "mean":
             array.div_(self.size)  # before the sum, which may be too large for float16
-        self._finish(lambda: self._connected().allreduce([array], options))
+        self._run("allreduce", array, options)
 
     def broadcast(self, array: Any, source: int, call: CollectiveCall) -> None:
         if not self._is_for(array):
@@ -82,9 +81,8 @@ class GpuCarrier(Carrier):
 
         self._agree(call)
         options = BroadcastOptions()
-        options.timeout = _FOREVER
         options.rootRank = source
-        self._finish(lambda: self._connected().broadcast([array], options))
+        self._run("broadcast", array, options)
 
     def all_gather(self, value: Any, call: CollectiveCall) -> Sequence[Any]:
         return self._other.all_gather(value, call)
@@ -111,14 +109,9 @@ class GpuCarrier(Carrier):
         """Checks that all replicas make this call: NCCL would hang, or add unrelated numbers."""
         self._other.all_gather(None, call)
 
-    def _connected(self) -> Any:
-        if self._group is None:
-            self._group = self._connect()
-        return self._group
-
     def _connect(self) -> Any:
         """Connects all replicas. Takes a free port on the machine of replica 0."""
-        from torch.distributed import PrefixStore, TCPStore
+        from torch.distributed import PrefixStore, TCPStore, distributed_c10d as c10d
 
         port, store = None, None
         if self.rank == 0:
@@ -127,21 +120,20 @@ class GpuCarrier(Carrier):
         ports = self._other.all_gather(port, CollectiveCall(0, "connect GPUs"))
         if store is None:
             store = TCPStore(self._host, ports[0], is_master=False)
-        return self._make_group(PrefixStore("replicas", store))
-
-    def _make_group(self, store: Any) -> Any:
-        from torch.distributed import distributed_c10d as c10d
-
+        store = PrefixStore("replicas", store)
         if self._device == "cpu":
             return c10d.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=60))
         options = c10d.ProcessGroupNCCL.Options()
         options._timeout = _FOREVER
         return c10d.ProcessGroupNCCL(store, self.rank, self.size, options)
 
-    def _finish(self, begin: Callable[[], Any]) -> None:
-        """Begins a call, and waits until it is over."""
+    def _run(self, method: str, array: Any, options: Any) -> None:
+        """Begins a call of the group, and waits until it is over."""
+        options.timeout = _FOREVER
         try:
-            work = begin()
+            if self._group is None:
+                self._group = self._connect()
+            work = getattr(self._group, method)([array], options)
             while not work.is_completed():
                 try:
                     work.wait(timedelta(seconds=_LOOK_S))
