@@ -79,7 +79,7 @@ class ParameterPart:
         staleness: As for `Seen`.
     """
 
-    optimizer: "ServerOptimizer"
+    optimizer: "TorchServer | FunctionalServer"
     version: int = 0
     staleness: "collections.Counter[int]" = dataclasses.field(default_factory=collections.Counter)
 
@@ -99,22 +99,6 @@ class ParameterPart:
         )
 
 
-class ServerOptimizer(abc.ABC):
-    """An optimizer with its parameters, on a server."""
-
-    @abc.abstractmethod
-    def copy(self) -> "ServerOptimizer":
-        """Returns one that changes by itself."""
-
-    @abc.abstractmethod
-    def step(self, step: OptimizerStep) -> None:
-        """Changes the parameters."""
-
-    @abc.abstractmethod
-    def arrays(self) -> "list[Array]":
-        """Returns the parameters."""
-
-
 class RemoteOptimizer(abc.ABC):
     """An optimizer of a replica, whose parameters are on servers. Not thread-safe.
 
@@ -132,7 +116,6 @@ class RemoteOptimizer(abc.ABC):
         """
         self._name = name
         self._parts = parts
-        self._versions = dict.fromkeys(parts, 0)
         self._seen: dict[int, Seen] = {}
         #: Steps since the last read, by key.
         self._steps: dict[int, list[OptimizerStep]] = {key: [] for key in parts}
@@ -234,11 +217,7 @@ class TorchRemote(RemoteOptimizer):
             for key, places in self._places.items()
         }
         super().__init__(type(optimizer).__name__, parts)
-        optimizer.step = types.MethodType(self._replacement(), optimizer)
-        # As synchronous replicas have them.
-        optimizer.synchronize, optimizer.no_sync = _nothing, contextlib.nullcontext
 
-    def _replacement(self) -> Callable[..., Any]:
         def step(_: Any, closure: "Callable[[], Any] | None" = None) -> Any:
             """Keeps the gradients for the servers."""
             import torch
@@ -250,7 +229,9 @@ class TorchRemote(RemoteOptimizer):
             self._keep()
             return loss
 
-        return step
+        optimizer.step = types.MethodType(step, optimizer)
+        # As synchronous replicas have them.
+        optimizer.synchronize, optimizer.no_sync = _nothing, contextlib.nullcontext
 
     def _keep(self) -> None:
         settings = [_without_parameters(group) for group in self._optimizer.param_groups]
@@ -270,7 +251,7 @@ class TorchRemote(RemoteOptimizer):
                 parameter.data.copy_(_tensor(array, parameter))
 
 
-class TorchServer(ServerOptimizer):
+class TorchServer:
     """An optimizer of PyTorch, on a server."""
 
     def __init__(self, optimizer: Any, groups: Sequence[int]) -> None:
@@ -480,7 +461,7 @@ def _put(nest: Any, arrays: "Iterator[Array]") -> Any:
     return like(nest, array.copy())
 
 
-class FunctionalServer(ServerOptimizer):
+class FunctionalServer:
     """An optimizer with `init` and `update`, on a server."""
 
     def __init__(self, optimizer: Any, parameters: Any, state: Any) -> None:
