@@ -133,10 +133,6 @@ class Collectives:
             self._takes[device] = self._now(ask, "compare GPUs", "")
         return self._takes[device]
 
-    def barrier(self, label: str) -> None:
-        """Waits until all replicas are here."""
-        self.all_gather(None, label)
-
     def buffer(self, nbytes: int) -> "np.ndarray[Any, Any]":
         """Returns memory with which `reduce_later` is fastest; as `Carrier.buffer`."""
         return self._carrier.buffer(nbytes)

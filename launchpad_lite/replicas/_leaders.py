@@ -137,7 +137,8 @@ class Leaders:
         self._turn += 1
         size, at = len(self._ring), self._at
         after = self._ring[(at + 1) % size]
-        parts = [array[begin:end] for begin, end in self._shares(len(array))]
+        shares = [share(len(array), index, size) for index in range(size)]
+        parts = [array[begin:end] for begin, end in shares]
         own = enumerate(_chunks(parts[at]))
         with _OpenPuts(self._courier) as puts:
 
@@ -169,10 +170,6 @@ class Leaders:
                     chunk[:] = self._courier.take((self._turn, number))
                 if hops < size - 1:
                     puts.send(self._ring[(self._at + 1) % size], (self._turn, number), chunk)
-
-    def _shares(self, length: int) -> Iterator[tuple[int, int]]:
-        size = len(self._ring)
-        return (share(length, index, size) for index in range(size))
 
 
 class _OpenPuts:

@@ -268,7 +268,8 @@ class SharedGroup:
             self._ring(0, report._replace(code=self.index))
             return self._hear_answer()
         answer = decide([report, *self._hear_reports()])
-        self._answer(answer)
+        for index in self._bells:
+            self._ring(index, ReplicaReport(answer))
         return answer
 
     def give_up(self) -> None:
@@ -350,10 +351,6 @@ class SharedGroup:
         report = ReplicaReport(*MESSAGE.unpack(os.read(self._own.bell, MESSAGE.size)))
         self._check(report)
         return report.code
-
-    def _answer(self, answer: int) -> None:
-        for index in self._bells:
-            self._ring(index, ReplicaReport(answer))
 
     def _check(self, report: ReplicaReport) -> None:
         if report.code == GIVEN_UP:

@@ -212,19 +212,16 @@ class _Average:
         #: Other averages whose buckets have some of its parameters.
         self._others: list[_Average] = []
         self._add_new()
-        self._change(optimizer)
-
-    @property
-    def _together(self) -> "list[_Average]":
-        return [self, *self._others]
-
-    def _change(self, optimizer: Any) -> None:
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         optimizer.zero_grad = self.zero_grad
         optimizer.add_param_group = self.add_param_group
         optimizer.synchronize = self.synchronize
         optimizer.no_sync = self.no_sync
+
+    @property
+    def _together(self) -> "list[_Average]":
+        return [self, *self._others]
 
     # Called by users.
 
@@ -399,9 +396,6 @@ class _Outer:
         self._shared = [_exact_copy(parameter) for parameter in self._parameters]
         self._buckets = make_buckets(collectives, self._shared, bucket_bytes)
         self.optimizer = outer(self._shared)
-        self._change_optimizer(optimizer)
-
-    def _change_optimizer(self, optimizer: Any) -> None:
         optimizer.register_step_post_hook(self._after_step)
         optimizer.register_state_dict_post_hook(self._add_state)
         optimizer.register_load_state_dict_pre_hook(self._load_state)

@@ -23,7 +23,7 @@ from launchpad_lite.replicas._collectives import Collectives, split
 from launchpad_lite.replicas._course import LoopPlace
 from launchpad_lite.replicas._kept import State, check_can_be_kept, put_into
 from launchpad_lite.replicas._mesh_node import MeshNode
-from launchpad_lite.replicas._node import ReplicaNode, served_methods
+from launchpad_lite.replicas._node import LOST, ReplicaNode, served_methods
 from launchpad_lite.replicas._optimizers import averaging
 from launchpad_lite.replicas._progress import Report, Share, TrainingProgress
 from launchpad_lite.replicas._state import Training, packed
@@ -475,7 +475,7 @@ class Replicator:
         place = course.enter("epochs")
         try:
             while place.made < number and not place.is_over:
-                here.collectives.barrier(f"epoch {place.made} of {number}")
+                here.collectives.all_gather(None, f"epoch {place.made} of {number}")
                 with course.in_loop():
                     yield place.made
                     if here.has_stopped:
@@ -775,12 +775,7 @@ class Replicator:
 
 def _results(running: lp.RunningProgram, node: Any) -> list[Any]:
     while not running.join(0.0):
-        with contextlib.suppress(
-            courier.ServerGoneError,
-            courier.CallTimeoutError,
-            courier.CallCancelledError,
-            ReplicaError,  # it stops
-        ):
+        with contextlib.suppress(*LOST, courier.CallCancelledError, ReplicaError):  # it stops
             results: list[Any] = node.replica_results()
             return results
         running.join(0.1)

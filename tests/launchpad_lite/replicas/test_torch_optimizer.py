@@ -447,9 +447,9 @@ def test_what_an_optimizer_has_is_freed_with_it_and_its_model(how: Any) -> None:
         found = []
         for _ in range(4):
             train(collectives, sgd, 2, **how)
-            collectives.barrier("all have dropped theirs")
+            collectives.all_gather(None, "all have dropped theirs")
             found.append(carriers.shared_memories())
-            collectives.barrier("all have counted")
+            collectives.all_gather(None, "all have counted")
         assert not collectives.averages
         return max(found) - found[0]
 
@@ -495,7 +495,9 @@ def test_a_mismatch_in_the_backward_pass_names_the_line_of_the_user(overlap: boo
         parameter = torch.nn.Parameter(torch.zeros(1))
         optimizer = wrap(sgd([parameter]), collectives, overlap=overlap)
         with pytest.raises(CollectiveMismatchError) as error:
-            trained(optimizer, parameter) if collectives.rank else collectives.barrier("elsewhere")
+            trained(optimizer, parameter) if collectives.rank else collectives.all_gather(
+                None, "elsewhere"
+            )
         return str(error.value)
 
     def trained(optimizer: Any, parameter: Any) -> None:
@@ -738,7 +740,7 @@ def test_a_lost_replica_raises_in_the_backward_pass_and_in_the_step() -> None:
     def run(collectives: Collectives) -> None:
         model = network()
         optimizer = wrap(sgd(model.parameters()), collectives)
-        collectives.barrier("here")
+        collectives.all_gather(None, "here")
         collectives.abort(ReplicaLostError("replica 1 is lost"))
         with pytest.raises(ReplicaLostError, match="replica 1 is lost"):
             loss_of(model, 0).backward()
