@@ -19,11 +19,12 @@ class Carrier:
 
     One thread calls at a time; `abort` comes from another one. This class is for a single replica.
 
-    Attributes:
-        rank: The number of this replica.
-        size: How many there are.
-        aside: The kind of leaves, as `_nests.kind`, that `all_reduce` and `broadcast` take as they
-            are: a list of them in place of a flat array, whose items are replaced.
+    Calls raise `CollectiveMismatchError` in all replicas that make different ones,
+    `ReplicaLostError` if a replica is lost, and `ValueError` or `TypeError` for an array that the
+    carrier cannot take.
+
+    `aside` is a kind of leaves, as `_nests.kind`, that `all_reduce` and `broadcast` take as they
+    are: a list of them in place of a flat array, whose items are replaced.
     """
 
     rank: int = 0
@@ -37,17 +38,9 @@ class Carrier:
     def all_reduce(self, array: Any, op: Op, call: CollectiveCall) -> None:
         """Combines the arrays of all replicas in place; the result is bit by bit the same in each.
 
-        Args:
-            array: Contiguous, of one dimension and any dtype that can be added: a numpy array, or
-                another kind that the carrier takes. The same dtype and length in all replicas.
-            op: The operation. The mean is of floating-point numbers only.
-            call: This call. If another replica makes a different one, all raise.
-
-        Raises:
-            TypeError: The dtype cannot be combined so.
-            ValueError: There is no such operation, or the array has another form.
-            CollectiveMismatchError: Replicas made different calls.
-            ReplicaLostError: One of them is lost.
+        The array is contiguous, of one dimension, and has the same dtype and length in all
+        replicas: a numpy array, or another kind that the carrier takes. The mean is of
+        floating-point numbers only.
         """
 
     def all_gather(self, value: Any, call: CollectiveCall) -> Sequence[Any]:  # noqa: ARG002 - others compare it
@@ -55,22 +48,11 @@ class Carrier:
 
         Large arrays in them are not copied into the pickle. With several replicas, each result is a
         copy.
-
-        Raises:
-            Exception: As pickle, for values that cannot be pickled.
-            CollectiveMismatchError: Replicas made different calls.
-            ReplicaLostError: One of them is lost.
         """
         return [value]
 
     def broadcast(self, array: Any, source: int, call: CollectiveCall) -> None:
-        """Gives all replicas the array of one of them, in place.
-
-        Raises:
-            ValueError: There is no such replica, or the array has another form.
-            CollectiveMismatchError: Replicas made different calls.
-            ReplicaLostError: One of them is lost.
-        """
+        """Gives all replicas the array of one of them, in place."""
 
     def buffer(self, nbytes: int) -> "np.ndarray[Any, Any]":
         """Returns zeroed memory as uint8 with which `all_reduce` and `broadcast` are fastest.

@@ -35,20 +35,15 @@ _OPS = get_args(Op)
 class Collectives:
     """Calls that replicas make together. Thread-safe: calls run in the order in which they begin.
 
-    Attributes:
-        rank: The number of this replica.
-        size: How many there are.
-        averages: The averages of gradients by optimizer; each key lives as long as its parameters.
-        seconds: Time spent waiting for others and moving data, so far.
-        idle: Replicas whose values are left out.
+    `averages` has those of gradients by optimizer; each key lives as long as its parameters.
+    `seconds` is the time spent waiting for others and moving data, so far. The values of replicas
+    in `idle` are left out.
+
+    Calls raise `CollectiveMismatchError` if replicas make different ones, and `ReplicaLostError` if
+    one is lost.
     """
 
     def __init__(self, carrier: Carrier) -> None:
-        """Makes them.
-
-        Args:
-            carrier: Moves the data; is closed with this.
-        """
         self.rank, self.size = carrier.rank, carrier.size
         self.averages: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.seconds = 0.0
@@ -68,14 +63,7 @@ class Collectives:
         self._is_aborted = threading.Event()
 
     def all_reduce(self, nest: Any, op: Op = "sum", label: str = "") -> Any:
-        """Returns a nested value in which each leaf is combined over the replicas.
-
-        Raises:
-            TypeError: A leaf cannot be combined.
-            ValueError: There is no such `op`.
-            CollectiveMismatchError: Replicas made different calls.
-            ReplicaLostError: One of them is lost.
-        """
+        """Returns a nested value in which each leaf is combined over the replicas."""
         if op not in _OPS:
             raise ValueError(f"op is one of {', '.join(_OPS)}, not {op!r}")
         packed = Packed(nest, op, self._carrier.aside)
@@ -88,13 +76,7 @@ class Collectives:
         return packed.unpacked()
 
     def all_gather(self, value: Any, label: str = "") -> list[Any]:
-        """Returns the value of each replica, by rank: any values that can be pickled.
-
-        Raises:
-            TypeError: The value cannot be pickled.
-            CollectiveMismatchError: Replicas made different calls.
-            ReplicaLostError: One of them is lost.
-        """
+        """Returns the value of each replica, by rank: any values that can be pickled."""
 
         def gather(call: CollectiveCall) -> list[Any]:
             try:
@@ -107,14 +89,7 @@ class Collectives:
         return self._now(gather, "all_gather", label)
 
     def broadcast(self, nest: Any, source: int = 0, label: str = "") -> Any:
-        """Returns the nested value of one replica; the others' have the same types and shapes.
-
-        Raises:
-            ValueError: There is no such replica.
-            TypeError: A leaf is no number and no array.
-            CollectiveMismatchError: Replicas made different calls.
-            ReplicaLostError: One of them is lost.
-        """
+        """Returns the nested value of one replica; the others' have the same types and shapes."""
         if not 0 <= source < self.size:
             raise ValueError(f"source is a replica, 0 to {self.size - 1}, not {source}")
         packed = Packed(nest, aside=self._carrier.aside)
@@ -138,11 +113,7 @@ class Collectives:
         return self._carrier.buffer(nbytes)
 
     def reduce_later(self, array: Any, op: Op, label: str) -> "Future[None]":
-        """Combines a flat array in place, in the background.
-
-        Returns:
-            A future that ends with the call; for `finish`.
-        """
+        """Combines a flat array in place, in the background; returns a future for `finish`."""
         text = f"{array.dtype}[{len(array)}]"
         with self._lock:
             call = self._call(f"all_reduce({op})", label, text)
@@ -152,12 +123,7 @@ class Collectives:
             return self._last
 
     def finish(self, later: "Future[None]") -> None:
-        """Waits for the calls in the background.
-
-        Raises:
-            CollectiveMismatchError: Replicas made different calls.
-            ReplicaLostError: One of them is lost.
-        """
+        """Waits for the calls in the background."""
         begun_at = time.monotonic()
         try:
             later.result()
@@ -173,14 +139,7 @@ class Collectives:
         self._carrier.abort(error)
 
     def result_of(self, call: Any) -> Any:
-        """Returns the answer of another replica to a call; `abort` ends the wait.
-
-        Args:
-            call: A future.
-
-        Raises:
-            ReplicaLostError: It is lost.
-        """
+        """Returns the answer of another replica to a call, a future; `abort` ends the wait."""
         self._awaited = call
         if self._error is not None:
             call.cancel()

@@ -59,12 +59,8 @@ class CourierCarrier(Carrier):
     ) -> None:
         """Makes it; sends nothing.
 
-        Args:
-            rank: Of this replica.
-            box: Filled by its `Mailbox`.
-            peers: Clients of the mailboxes of all replicas, by rank. The own one is not used.
-            machines: The machine of each replica, by rank.
-            generation: Messages of other replicas must be of the same one.
+        `box` is filled by the `Mailbox` of this replica; `peers` are clients of those of all, and
+        the own one is not used. Messages of other replicas must be of the same generation.
         """
         self.rank = rank
         self.size = len(peers)
@@ -355,12 +351,9 @@ class _Small:
 
 
 def divide(machines: Sequence[str], has_opened: Sequence[bool]) -> list[list[int]]:
-    """Returns the groups of replicas that share memory.
+    """Returns the groups of replicas that share memory, from the machine of each.
 
-    Args:
-        machines: Of each replica.
-        has_opened: Whether each could open the memory of all others on its machine. If one could
-            not, none there shares memory.
+    If one of a machine could not open the memory of all others there, none there shares memory.
     """
     apart = {machine for machine, is_open in zip(machines, has_opened, strict=True) if not is_open}
     groups: dict[str | int, list[int]] = {}

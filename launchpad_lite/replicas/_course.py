@@ -15,11 +15,9 @@ from launchpad_lite.replicas.errors import ReplicaError
 class LoopPlace:
     """A run, or a loop over epochs.
 
-    Attributes:
-        kind: `run` or `epochs`.
-        number: Counts the calls in the same epoch, or outside of all, from 1.
-        made: Steps that it has made, or epochs that have ended.
-        is_over: Whether the user's code has left it.
+    The kind is `run` or `epochs`. The number counts the calls in the same epoch, or outside of all,
+    from 1. `made` counts steps that it has made, or epochs that have ended. It `is_over` when the
+    user's code has left it.
     """
 
     kind: str
@@ -31,12 +29,10 @@ class LoopPlace:
 class Course:
     """The place of a training in its code. Not thread-safe.
 
-    Attributes:
-        saved: The `places` at the snapshot from which it goes on.
+    `saved` has the `places` at the snapshot from which it goes on.
     """
 
     def __init__(self, saved: Sequence[LoopPlace] = ()) -> None:
-        """Makes that of code at its beginning."""
         self.saved = list(saved)
         #: The loop over epochs, in it the last call that began in the newest epoch, and so on.
         self._path: list[LoopPlace] = []
@@ -62,8 +58,7 @@ class Course:
     def enter(self, kind: str) -> LoopPlace:
         """Returns the place of a call that begins.
 
-        Raises:
-            ReplicaError: It is of another kind than before the restart.
+        Raises ReplicaError if it was of another kind before a restart.
         """
         level = self._open_loops
         number = self._path[level].number + 1 if level < len(self._path) else 1

@@ -39,11 +39,7 @@ def on_device(index: int) -> Iterator[Any]:
 
 
 def ask_jax_for(count: int) -> None:
-    """Makes JAX use as many virtual CPU devices, if it has no devices yet.
-
-    Raises:
-        MissingExtraError: JAX is not installed.
-    """
+    """Makes JAX use as many virtual CPU devices, if it has no devices yet."""
     try:
         import jax
     except ImportError:
@@ -58,9 +54,7 @@ def ask_jax_for(count: int) -> None:
 def of_jax(count: int) -> "list[Any]":
     """Returns devices of JAX in this process: accelerators, or virtual CPU devices in their place.
 
-    Raises:
-        MissingExtraError: JAX is not installed.
-        ReplicaError: There are fewer.
+    Raises ReplicaError if there are fewer.
     """
     ask_jax_for(count)
     import jax

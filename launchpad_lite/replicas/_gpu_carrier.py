@@ -33,10 +33,7 @@ class GpuCarrier(Carrier):
     def __init__(self, other: Carrier, host: str, device: str = "cuda") -> None:
         """Makes it; it connects at the first call with a tensor on a GPU.
 
-        Args:
-            other: Carries all else.
-            host: The host at which the others reach replica 0.
-            device: The type of its tensors; `cpu` for tests, which use gloo.
+        The others reach replica 0 at `host`. The device is `cpu` for tests, which use gloo.
         """
         self.rank, self.size = other.rank, other.size
         self._other = other

@@ -28,12 +28,9 @@ _PATIENCE_S = 1.0
 
 
 class Batch(NamedTuple):
-    """An item of a pipeline.
+    """An item of a pipeline, or its end.
 
-    Attributes:
-        is_there: Whether the pipeline has not ended.
-        value: The batch.
-        may_overlap: Whether the next one may be fetched during a step with this one.
+    `may_overlap` says whether the next one may be fetched during a step with this one.
     """
 
     is_there: bool
@@ -48,8 +45,7 @@ Key = tuple[int, int, int]
 def split_leading(batch: Any, parts: int) -> list[Any]:
     """Returns a batch in equal parts along the first dimension of each leaf.
 
-    Raises:
-        InputSplitError: It cannot be divided evenly, or a leaf has no dimension.
+    Raises InputSplitError if that is not possible.
     """
     for path, leaf in _nests.leaves(batch):
         where = f"{path} of the batch" if path else "the batch"
@@ -86,12 +82,7 @@ class Pipeline:
     """Batches of the user's code, one after the other."""
 
     def __init__(self, next_batch: Callable[[], Any], *, is_iterable: bool = False) -> None:
-        """Makes one.
-
-        Args:
-            next_batch: Returns the next batch, or raises StopIteration.
-            is_iterable: Whether they come from an iterable.
-        """
+        """Makes one; `next_batch` returns the next batch, or raises StopIteration."""
         self._next_batch = next_batch
         #: The first batch, until the second one is there.
         self._first: Any = None
@@ -119,14 +110,8 @@ def _addresses(batch: Any) -> set[int]:
 def opened(input_fn: Callable[..., Any], index: int, step: int) -> Pipeline:
     """Opens a pipeline at the step where a training goes on.
 
-    Args:
-        input_fn: The user's function of the index, or of the index and the first step.
-        index: Of the replica or the worker.
-        step: How many steps were made before. So many batches are dropped first, unless `input_fn`
-            takes the step.
-
-    Raises:
-        TypeError: It returns something else than an iterable or a callable.
+    `input_fn` takes the index of the replica or the worker, and perhaps the step. If it does not,
+    as many batches are dropped first. TypeError: it returns no iterable and no callable.
     """
     takes_step = "step" in signature_of(input_fn).parameters
     pipeline = input_fn(index, step=step) if takes_step else input_fn(index)
@@ -147,7 +132,6 @@ class SharedPipeline:
     def __init__(
         self, pipeline: Pipeline, parts: int, split: Callable[[Any, int], Sequence[Any]]
     ) -> None:
-        """Makes one."""
         self._pipeline = pipeline
         self._parts = parts
         self._split = split
@@ -156,11 +140,7 @@ class SharedPipeline:
         self._end: int | None = None
 
     def take(self, position: int, part: int) -> Batch:
-        """Returns a part of the batch at a position.
-
-        Raises:
-            InputSplitError: A batch cannot be divided.
-        """
+        """Returns a part of the batch at a position."""
         with self._lock:
             while position not in self._batches and self._end is None:
                 self._fetch()
@@ -182,14 +162,9 @@ class SharedPipeline:
 
 
 class Inputs:
-    """The input of one replica, batch by batch.
-
-    Attributes:
-        last: The last batch that was fetched.
-    """
+    """The input of one replica, batch by batch. `last` is the last batch that was fetched."""
 
     def __init__(self, take: Callable[[], Batch]) -> None:
-        """Makes it."""
         self.last: Any = None
         self._take = take
         self._took_s = 0.0

@@ -15,7 +15,6 @@ class JaxMesh:
     """Devices of JAX, one for each replica of this process."""
 
     def __init__(self, devices: Sequence[Any]) -> None:
-        """Makes it."""
         import jax
         import numpy as np
 
@@ -28,9 +27,7 @@ class JaxMesh:
     def reduced(self, given: Sequence[Sequence[Any]], op: Op) -> list[list[Any]]:
         """Returns arrays combined over the devices, for each device on that device.
 
-        Args:
-            given: The arrays on each device, after a first dimension of length 1.
-            op: How they are combined.
+        Those in `given` are on each device, after a first dimension of length 1.
         """
         import jax
 

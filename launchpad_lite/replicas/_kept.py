@@ -36,16 +36,10 @@ class State:
 
 
 def check_can_be_kept(path: str, thing: Any, seen: "dict[int, str] | None" = None) -> None:
-    """Checks that a thing can be put back.
+    """Raises TypeError if a thing, which the path names, cannot be put back.
 
-    Args:
-        path: Names it.
-        thing: The thing.
-        seen: Paths of things checked in a dict or a list, by id, where another value can replace a
-            thing; None: it is in none.
-
-    Raises:
-        TypeError: It cannot.
+    `seen` has paths of things checked in a dict or a list, by id, where another value can replace a
+    thing; None: it is in none.
     """
     is_slot = seen is not None
     if seen is not None and not _is_value(thing) and not _has_state(thing):
@@ -88,13 +82,8 @@ def taken_from(thing: Any) -> Any:
 def put_into(path: str, thing: Any, value: Any) -> Any:
     """Puts a value back into a kept thing; returns it, or its replacement if it never changes.
 
-    Args:
-        path: Names it.
-        thing: The thing.
-        value: As `taken_from` returned it; the thing may keep parts of it.
-
-    Raises:
-        ReplicaError: The thing does not fit the value.
+    The value is as `taken_from` returned it; the thing may keep parts of it. ReplicaError: they do
+    not fit. The path names the thing.
     """
     if _has_state(thing):
         thing.load_state_dict(value)

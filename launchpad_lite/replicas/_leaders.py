@@ -43,14 +43,10 @@ class Courier:
         self._waits_for: concurrent.futures.Future[Any] | None = None
 
     def meet(self, turn: int, host: int, item: Any, join: Join, size: int) -> Any:
-        """Takes part in the meeting at a replica; returns its result.
+        """Takes part in the meeting at the replica `host`; returns its result.
 
-        Args:
-            turn: The number of the meeting, the same for all that take part.
-            host: The replica that it is at.
-            item: The item of this replica.
-            join: Makes the result of the items, by rank.
-            size: How many replicas take part.
+        It is made by `join` from the items of all, by rank. All that take part give the same
+        `turn`.
         """
         if host == self.rank:
             answer = self._box.meet(self._generation, turn, host, item, (join, size))
@@ -69,11 +65,7 @@ class Courier:
         return self._box.take(self._generation, key)
 
     def wait(self, future: "concurrent.futures.Future[Any]", rank: int) -> Any:
-        """Waits for the answer of a replica.
-
-        Raises:
-            ReplicaLostError: It does not answer any more.
-        """
+        """Waits for the answer of a replica; ReplicaLostError: it does not answer any more."""
         with self._lock:
             self._waits_for = future
             error = self._error
@@ -102,10 +94,7 @@ class Leaders:
     def __init__(self, courier: Courier, ranks: Sequence[int], ring: Sequence[int]) -> None:
         """Makes it; sends nothing.
 
-        Args:
-            courier: Of this replica.
-            ranks: Of all leaders, in order.
-            ring: The same, with those of one machine next to each other.
+        `ring` is `ranks` with those of one machine next to each other.
         """
         self._courier = courier
         self._ranks = ranks

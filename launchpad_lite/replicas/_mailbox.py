@@ -57,17 +57,11 @@ class Box:
     def meet(
         self, generation: int, turn: int, index: int, item: Any, host: tuple[Join, int] | None
     ) -> "concurrent.futures.Future[Any]":
-        """Takes part in a meeting here.
+        """Takes part in a meeting here; returns its result.
 
-        Args:
-            generation: That of the replica that takes part.
-            turn: The number of the meeting.
-            index: The replica that takes part.
-            item: Its item.
-            host: Given by the replica that owns this, and only by that one, so that no code comes
-                from others: makes the result, and how many take part.
-
-        Returns: The result.
+        `index` is the replica that takes part. `host` is given by the replica that owns this, and
+        only by that one, so that no code comes from others: it makes the result, and how many take
+        part.
         """
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
         with self._lock:
@@ -88,11 +82,7 @@ class Box:
         return answer
 
     def put(self, generation: int, key: Any, item: Any) -> None:
-        """Keeps something until it is taken.
-
-        Raises:
-            ReplicaLostError: It is of an earlier generation.
-        """
+        """Keeps something until it is taken; ReplicaLostError: it is of an earlier generation."""
         with self._lock:
             error = self._refusal(generation)
             if error is not None:
@@ -134,11 +124,7 @@ class Mailbox:
         return [("", f"of the replicas in this step, only {each} are there") for each in calls]
 
     def replica_put(self, generation: int, key: Any, item: Any) -> None:
-        """Leaves something for this replica.
-
-        Raises:
-            ReplicaLostError: This replica is in a later generation.
-        """
+        """Leaves something for this replica; ReplicaLostError: that is in a later generation."""
         self._box.put(generation, key, item)
 
 

@@ -11,10 +11,7 @@ from launchpad_lite.replicas.errors import ReplicaLostError
 class Generation(NamedTuple):
     """Replicas that work together, until one of them is lost.
 
-    Attributes:
-        number: Its number; later ones have larger numbers.
-        members: The replicas that take part, in order.
-        infos: The `info` of each of them.
+    Later generations have larger numbers. `members` are in order, with the `info` of each.
     """
 
     number: int
@@ -23,12 +20,7 @@ class Generation(NamedTuple):
 
 
 class GenerationEnd(NamedTuple):
-    """The end of a generation.
-
-    Attributes:
-        rank: The replica whose loss or return has ended it.
-        is_back: Whether it was lost before, and has come back.
-    """
+    """The end of a generation: a replica was lost, or has come back after an earlier loss."""
 
     rank: int
     is_back: bool = False
@@ -50,13 +42,11 @@ class Meeting:
     def __init__(
         self, size: int, life: int = 0, least: int | None = None, patience_s: float = 0.0
     ) -> None:
-        """Makes one without replicas.
+        """Makes one without replicas, of which there are `size`.
 
-        Args:
-            size: How many replicas there are.
-            life: How often replica 0 was started again: no number of an earlier life comes again.
-            least: How many replicas suffice after a loss; all by default.
-            patience_s: Seconds to wait for the others even then.
+        No number comes again of an earlier `life`, which is how often replica 0 was started again.
+        After a loss, `least` replicas suffice; all by default. They wait for the others for
+        `patience_s`.
         """
         self._size = size
         self._first = self._number = life << 32
@@ -68,12 +58,8 @@ class Meeting:
     async def attend(self, rank: int, info: Any) -> AsyncIterator[GenerationEnd | None]:
         """Takes part, as long as the stream is read.
 
-        Args:
-            rank: The replica; it takes the place of an earlier life of it.
-            info: What it tells the others.
-
-        Yields:
-            None at once; then the reason, if the generation ends.
+        The replica takes the place of an earlier life of it. Yields None at once; then the reason,
+        if the generation ends. The others get `info`.
         """
         before = self._seats.get(rank)
         if before is not None:
@@ -91,8 +77,8 @@ class Meeting:
     async def begin(self, rank: int) -> Generation:
         """Returns the generation of a replica that attends, once all have come.
 
-        Raises:
-            ReplicaLostError: It does not attend any more: this is another life of replica 0, say.
+        Raises ReplicaLostError if it does not attend any more: this is another life of replica 0,
+        say.
         """
         if rank not in self._seats:
             raise ReplicaLostError(f"replica {rank} does not attend")
@@ -112,8 +98,7 @@ class Meeting:
     def _begin(self, *, after: int | None = None) -> None:
         """Begins a generation if all replicas wait for it; or, after some time, if enough do.
 
-        Args:
-            after: The last generation when that time began; None: it did not begin.
+        `after` is the last generation when that time began; None: it did not begin.
         """
         are_enough = after == self._number
         waiting = {

@@ -53,17 +53,7 @@ class ReplicaNode:
         kwargs: dict[str, Any],
         stays: bool,
     ) -> None:
-        """Makes it.
-
-        Args:
-            replicator: The user's choice.
-            rank: The number of the replica.
-            replicas: Clients of all of them, by rank.
-            body: A function, or a class with `run`.
-            args: Its arguments, after the replicator.
-            kwargs: Its arguments by name.
-            stays: Whether it serves the results until the program stops.
-        """
+        """Makes it. If it `stays`, it serves the results until the program stops."""
         self._replicator = copy.copy(replicator)  # threads of one process share the argument
         self._rank = rank
         self._replicas = replicas
@@ -252,8 +242,7 @@ class ReplicaNode:
     def _begun(self, stream: Any, meeting: Any) -> Generation:
         """Waits until all have come.
 
-        Raises:
-            _NotMetError: Replica 0 was lost, others have finished, or the program stops.
+        Raises _NotMetError: replica 0 was lost, others have finished, or the program stops.
         """
         try:
             next(stream)
@@ -325,8 +314,7 @@ class _NotMetError(Exception):
 def served_methods(body: type) -> list[str]:
     """Returns the names of the methods of a class that other nodes may call.
 
-    Raises:
-        ValueError: One of them has a name that replicas use.
+    Raises ValueError if one of them has a name that replicas use.
     """
     names = [name for name in dir(body) if not name.startswith("_") and name != "run"]
     methods = [name for name in names if callable(getattr(body, name))]

@@ -25,16 +25,9 @@ class ArrayOperation:
     """Combines arrays of one dtype."""
 
     def __init__(self, op: Op, dtype: "np.dtype[Any]", size: int) -> None:
-        """Prepares it.
+        """Prepares it for arrays of this dtype, of `size` replicas.
 
-        Args:
-            op: The operation.
-            dtype: That of the arrays.
-            size: How many replicas there are.
-
-        Raises:
-            TypeError: Arrays of this dtype cannot be combined so.
-            ValueError: There is no such operation.
+        Raises TypeError if they cannot be combined so, ValueError if there is no such operation.
         """
         import numpy as np
 
@@ -61,11 +54,8 @@ class ArrayOperation:
     ) -> None:
         """Combines arrays in their order.
 
-        Args:
-            arrays: At least one; `out` may be the first, and must be no other.
-            out: Gets the result.
-            last: Whether these are of all replicas.
-            copies: Arrays that get the result, too; they may be among `arrays`.
+        `out` gets the result, and so do the `copies`, which may be among the arrays. `out` may be
+        the first of the arrays, and must be no other. `last`: these are of all replicas.
         """
         for begin, end in blocks(len(out), out.itemsize):
             result = out[begin:end]
@@ -107,11 +97,7 @@ def _neutral(op: Op, dtype: Any) -> Any:
 
 
 def check_flat(array: Any) -> None:
-    """Checks that carriers take an array.
-
-    Raises:
-        ValueError: They do not.
-    """
+    """Raises ValueError for an array that carriers do not take."""
     import numpy as np
 
     if not isinstance(array, np.ndarray) or array.ndim != 1:

@@ -11,15 +11,10 @@ _METHODS = ("update", "apply_gradients")
 
 
 def averaging(optimizer: Any, mean: Callable[[Any], Any]) -> Any:
-    """Returns an optimizer that averages gradients first.
+    """Returns an optimizer that averages gradients first, by `mean` of nested values.
 
-    Args:
-        optimizer: One with `update(gradients, ...)` or `apply_gradients(gradients, ...)`, as
-            optax's; or a function of gradients.
-        mean: Returns nested values, averaged over the replicas.
-
-    Raises:
-        TypeError: It is nothing of this kind.
+    The optimizer has `update(gradients, ...)` or `apply_gradients(gradients, ...)`, as optax's; or
+    it is a function of gradients. TypeError: it is nothing of this kind.
     """
     methods = [name for name in _METHODS if callable(getattr(optimizer, name, None))]
     if isinstance(optimizer, (type, Mapping, set)) or not (methods or callable(optimizer)):
@@ -37,16 +32,9 @@ def averaging(optimizer: Any, mean: Callable[[Any], Any]) -> Any:
 
 
 class Averaging:
-    """An optimizer that averages gradients, and then calls another one, whose attributes it has."""
+    """Averages gradients, and then calls another optimizer, whose attributes it has."""
 
     def __init__(self, optimizer: Any, methods: list[str], mean: Callable[[Any], Any]) -> None:
-        """Makes one.
-
-        Args:
-            optimizer: The other one.
-            methods: Names of those that take gradients.
-            mean: Returns nested values, averaged over the replicas.
-        """
         changed = {name: _of_means(getattr(optimizer, name), mean) for name in methods}
         vars(self).update(changed, _averaged=optimizer)
 

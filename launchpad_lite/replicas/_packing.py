@@ -26,22 +26,16 @@ _CHECK = "check of "
 class Packed:
     """The leaves of a nested value, packed.
 
-    Attributes:
-        arrays: One flat array for each dtype; a list of the leaves that are not packed.
-        text: Path, dtype and shape of all leaves, as text, also for comparisons.
+    `arrays` has a flat array for each dtype, and a list of the leaves that are not packed. `text`
+    has the path, dtype and shape of all leaves, also for comparisons.
     """
 
     def __init__(self, nest: Any, op: str = "", aside: str = "") -> None:
-        """Packs it.
+        """Packs a nested value; leaves of the kind `aside` are not packed.
 
-        Args:
-            nest: The value.
-            op: How it will be combined: the mean of integers is a float. Their sums and products
-                are computed as floats, too, to find overflows.
-            aside: The kind of leaves that are not packed.
-
-        Raises:
-            TypeError: A leaf is no number and no array, or of a dtype that cannot be added.
+        Before the operation `mean`, integers become floats. Before sums and products they are also
+        kept as floats, to find overflows. Raises TypeError for a leaf that is no number and no
+        array, or of a dtype that cannot be added.
         """
         import numpy as np
 
@@ -77,8 +71,7 @@ class Packed:
     def unpacked(self) -> Any:
         """Returns the nested value with the present content of the arrays; leaves keep their kinds.
 
-        Raises:
-            OverflowError: A sum or product of integers is too large for their type.
+        Raises OverflowError if a sum or product of integers is too large for their type.
         """
         offsets = dict.fromkeys(self.arrays, 0)
         found = []
@@ -123,11 +116,7 @@ def _shortened(described: Sequence[str]) -> str:
 
 
 def check_not_traced(leaf: Any) -> None:
-    """Checks that a leaf has a value: those with which JAX traces a function have none.
-
-    Raises:
-        TypeError: It has none.
-    """
+    """Raises TypeError for a leaf with which JAX traces a function: it has no value."""
     jax = loaded_module("jax")
     if jax is not None and isinstance(leaf, jax.core.Tracer):
         raise TypeError(
@@ -141,8 +130,7 @@ def check_not_traced(leaf: Any) -> None:
 def as_numpy(leaf: Any, path: str = "") -> "Array":
     """Returns a leaf as an array of numpy; on a CPU it may share its memory.
 
-    Raises:
-        TypeError: It is no number and no array, or of a dtype that cannot be added.
+    Raises TypeError if it is no number and no array, or of a dtype that cannot be added.
     """
     import numpy as np
 
@@ -169,10 +157,7 @@ def as_numpy(leaf: Any, path: str = "") -> "Array":
 
 
 def like(leaf: Any, array: "Array") -> Any:
-    """Returns an array in the kind, device and layout of another leaf.
-
-    A mean of integers stays a float.
-    """
+    """Returns an array in the kind, device and layout of a leaf; means of integers stay floats."""
     kind = _nests.kind(leaf)
     if kind == "torch":
         torch = loaded_module("torch")
@@ -194,11 +179,7 @@ def like(leaf: Any, array: "Array") -> Any:
 
 
 def combined(nests: Sequence[Any], op: Op) -> Any:
-    """Returns nested values of the same structure, combined leaf by leaf.
-
-    Raises:
-        ValueError: Their structures differ.
-    """
+    """Returns nested values of the same structure, combined leaf by leaf."""
     packed = [Packed(nest, op) for nest in nests]
     if differing := {each.text for each in packed} - {packed[0].text}:
         raise ValueError(f"results differ in structure: {packed[0].text} and {min(differing)}")

@@ -45,20 +45,13 @@ class Share(NamedTuple):
 
 
 class TrainingProgress:
-    """Shows the progress of a training, on replica 0."""
+    """Shows the progress of a training of `total` steps, on replica 0.
+
+    A line comes every `period_s` seconds. Scalars for TensorBoard go to the folder, if there is
+    one; MissingExtraError: its package is missing.
+    """
 
     def __init__(self, label: str, total: int | None, period_s: float, folder: str | None) -> None:
-        """Makes one.
-
-        Args:
-            label: Of the replicas.
-            total: How many steps there will be.
-            period_s: Seconds between two lines.
-            folder: Where scalars for TensorBoard go; None: nowhere.
-
-        Raises:
-            MissingExtraError: `folder` is given, and there is no `tensorboard`.
-        """
         self._label = label
         self._total = total
         self._period_s = period_s

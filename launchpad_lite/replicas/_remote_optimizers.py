@@ -27,11 +27,9 @@ if TYPE_CHECKING:
 
 
 class OptimizerStep(NamedTuple):
-    """A step of an optimizer.
+    """A step of an optimizer: gradients of the parameters in order, and its settings then.
 
-    Attributes:
-        gradients: Of the parameters in order; None: a parameter has none.
-        settings: Of the optimizer now, as its learning rate.
+    Settings are such as the learning rate.
     """
 
     gradients: "Sequence[Array | None]"
@@ -39,11 +37,10 @@ class OptimizerStep(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The message of a replica after a step of its own.
+    """What a replica sends after a step of its own.
 
-    Attributes:
-        version: That of the values from which it was computed.
-        steps: The steps that `step_fn` made, mostly one.
+    `version` is that of the values from which it was computed. The steps are those that `step_fn`
+    made, mostly one.
     """
 
     version: int
@@ -51,12 +48,10 @@ class Update(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Parameters, as a replica sees them.
+    """Parameters, as a replica sees them. The arrays never change.
 
-    Attributes:
-        arrays: Their values. They never change.
-        version: How often they were updated.
-        staleness: How many updates came between reading and updating: how often.
+    `version` is how often they were updated, and `staleness` how many updates came between reading
+    and updating: how often.
     """
 
     arrays: "Sequence[Array]"
@@ -71,12 +66,9 @@ class Seen(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ParameterPart:
-    """Parameters on a server. It is replaced, never changed: others may be reading it.
+    """Parameters on a server, in an optimizer with their state.
 
-    Attributes:
-        optimizer: Has the parameters and the state.
-        version: How often they were updated.
-        staleness: As for `Seen`.
+    It is replaced, never changed: others may be reading it.
     """
 
     optimizer: "TorchServer | FunctionalServer"
@@ -102,18 +94,10 @@ class ParameterPart:
 class RemoteOptimizer(abc.ABC):
     """An optimizer of a replica, whose parameters are on servers. Not thread-safe.
 
-    Attributes:
-        keys: Of its parts.
-        staleness: How stale updates were, as last read.
+    `keys` are those of the parts into which its parameters are divided.
     """
 
     def __init__(self, name: str, parts: Mapping[int, Sequence[Any]]) -> None:
-        """Makes one.
-
-        Args:
-            name: For people.
-            parts: Leaves, by the key of the part that they are in.
-        """
         self._name = name
         self._parts = parts
         self._seen: dict[int, Seen] = {}
@@ -139,11 +123,7 @@ class RemoteOptimizer(abc.ABC):
     def _load(self, key: int, arrays: "Sequence[Array]") -> None: ...
 
     def load(self, key: int, seen: Seen) -> None:
-        """Takes over the values of a server.
-
-        Raises:
-            ReplicaError: It has other parameters.
-        """
+        """Takes over the values of a server; ReplicaError: it has other parameters."""
         here = [tuple(leaf.shape) for leaf in self._parts[key]]
         there = [array.shape for array in seen.arrays]
         if here != there:
@@ -169,16 +149,10 @@ def _text(shapes: Sequence[tuple[int, ...]]) -> str:
 
 
 def remote(optimizer: Any, parameters: Any, index: int, servers: int) -> "RemoteOptimizer":
-    """Returns the replacement of an optimizer.
+    """Returns the replacement of an optimizer, which counts as number `index` in its replica.
 
-    Args:
-        optimizer: Of PyTorch; or with `init(parameters)` and `update(gradients, state, parameters)`.
-        parameters: Those of one that is not of PyTorch.
-        index: Which optimizer of the replica it is.
-        servers: How many servers there are.
-
-    Raises:
-        TypeError: It is no optimizer, or the parameters are missing or cannot be changed.
+    It is of PyTorch; or it has `init(parameters)` and `update(gradients, state, parameters)`, and
+    the parameters are given. TypeError: it is neither, or the parameters cannot be changed.
     """
     torch = loaded_module("torch")
     if torch is not None and isinstance(optimizer, torch.optim.Optimizer):
@@ -255,11 +229,9 @@ class TorchServer:
     """An optimizer of PyTorch, on a server."""
 
     def __init__(self, optimizer: Any, groups: Sequence[int]) -> None:
-        """Takes over an optimizer.
+        """Takes over an optimizer with some of the parameters, and no empty group.
 
-        Args:
-            optimizer: One with a part of the parameters of the replicas, and no empty group.
-            groups: For each of its groups, the index of the group there.
+        `groups` has the index in the replicas of each of its groups.
         """
         self._optimizer = optimizer
         self._groups = groups
@@ -375,13 +347,7 @@ class FunctionalRemote(RemoteOptimizer):
     """An optimizer with `init` and `update`. One server has all its parameters."""
 
     def __init__(self, optimizer: Any, parameters: Any, key: int) -> None:
-        """Makes it.
-
-        Args:
-            optimizer: The optimizer.
-            parameters: They get the values of the servers.
-            key: Of its part.
-        """
+        """Makes it; the parameters get the values of the servers."""
         self._optimizer = optimizer
         self._parameters = parameters
         leaves = [leaf for _, leaf in _nests.leaves(parameters)]
@@ -392,18 +358,9 @@ class FunctionalRemote(RemoteOptimizer):
         return ()
 
     def update(self, gradients: Any, state: Any = (), parameters: Any = None) -> Any:  # noqa: ARG002
-        """Keeps gradients for the servers.
+        """Keeps gradients for the servers; returns zeros in place of updates, and the state.
 
-        Args:
-            gradients: Nested as the parameters.
-            state: As returned by `init` or `update`.
-            parameters: As the optimizer has it.
-
-        Returns:
-            Zeros, which may be added to the parameters, and the state.
-
-        Raises:
-            ValueError: The gradients are not nested as the parameters.
+        Raises ValueError if they are not nested as the parameters are.
         """
         import numpy as np
 
@@ -431,11 +388,7 @@ class FunctionalRemote(RemoteOptimizer):
 
 
 def _in_order(nest: Any, other: Any) -> "list[Array]":
-    """Returns the leaves of a nest in the order of another one: JAX sorts the keys of dicts.
-
-    Raises:
-        ValueError: It has other leaves.
-    """
+    """Returns the leaves of a nest in the order of another one: JAX sorts the keys of dicts."""
     found = dict(_nests.leaves(other))
     paths = [path for path, _ in _nests.leaves(nest)]
     if found.keys() != set(paths):
@@ -465,7 +418,6 @@ class FunctionalServer:
     """An optimizer with `init` and `update`, on a server."""
 
     def __init__(self, optimizer: Any, parameters: Any, state: Any) -> None:
-        """Takes it over."""
         self._optimizer = optimizer
         self._parameters = parameters
         self._state = state

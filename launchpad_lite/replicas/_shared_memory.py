@@ -56,11 +56,8 @@ GIVEN_UP = 0xFFFF
 class ReplicaReport(NamedTuple):
     """The report of a replica to its chief, or the chief's answer.
 
-    Attributes:
-        code: The index of the sender; or the answer.
-        buffer: The number of the buffer with the array, from 1 on; 0 means none.
-        offset: Where it begins there.
-        digest: Of the call.
+    `code` is the index of the sender, or the answer. The array begins at `offset` in a buffer,
+    whose number counts from 1; 0 means none. `digest` is that of the call.
     """
 
     code: int
@@ -72,11 +69,8 @@ class ReplicaReport(NamedTuple):
 class MemoryPlace(NamedTuple):
     """The place of a replica's memory and bell, for other processes of the same machine.
 
-    Attributes:
-        pid: Its process.
-        memory: Descriptor of its memory there.
-        bell: Descriptor of the end of its bell to which others write.
-        mark: The first bytes of the memory, so that no replica takes another process for it.
+    `memory` and `bell` are descriptors in the process `pid`; others write to that end of the bell.
+    The memory begins with `mark`, so that no replica takes another process for this one.
     """
 
     pid: int
@@ -89,11 +83,7 @@ class OwnMemory:
     """The memory that one replica shares. `interrupt` is thread-safe."""
 
     def __init__(self) -> None:
-        """Makes it.
-
-        Raises:
-            OSError: This system has no such memory.
-        """
+        """Makes it; OSError: this system has no such memory."""
         if sys.platform != "linux":
             raise OSError("memory is shared on Linux only")
         self._descriptors = contextlib.ExitStack()
@@ -178,24 +168,15 @@ class OwnMemory:
 class SharedGroup:
     """Replicas of one machine that see each other's memory. For one thread.
 
-    Attributes:
-        index: Which of them this is; 0 is the chief.
-        ranks: Of all of them.
+    `index` is that of this replica among `ranks`, which are of all of them; 0 is the chief.
     """
 
     def __init__(
         self, own: OwnMemory, ranks: Sequence[int], places: Sequence[MemoryPlace], rank: int
     ) -> None:
-        """Opens the memory of the others.
+        """Opens the memory of the others, whose places have the order of `ranks`.
 
-        Args:
-            own: The memory of this replica.
-            ranks: Of the group, in order.
-            places: Of each of them.
-            rank: Of this replica.
-
-        Raises:
-            OSError: It cannot be opened.
+        Raises OSError if that is not possible.
         """
         self.ranks = ranks
         self.index = ranks.index(rank)
@@ -254,15 +235,10 @@ class SharedGroup:
         return copy
 
     def meet(self, report: ReplicaReport, decide: Callable[[Sequence[ReplicaReport]], int]) -> int:
-        """Waits until all replicas of the group are here.
+        """Waits until all replicas of the group are here; returns the answer.
 
-        Args:
-            report: That of this replica.
-            decide: Makes the answer from all reports; the chief runs it before it answers.
-
-        Raises:
-            ReplicaLostError: One of them is lost, or cannot go on.
-            InterruptedError: `OwnMemory.interrupt` was called.
+        The chief makes it from all reports by `decide`, before it answers. Raises ReplicaLostError
+        if a replica is lost or cannot go on, InterruptedError after `OwnMemory.interrupt`.
         """
         if self.index:
             self._ring(0, report._replace(code=self.index))

@@ -22,13 +22,7 @@ _GUARD_SHARE = 0.02
 
 
 class Snapshot(NamedTuple):
-    """A training after some steps.
-
-    Attributes:
-        step: How many were made.
-        places: The place in its code.
-        kept: The value of each kept thing, by name, packed.
-    """
+    """A training after some steps: the place in its code, and each kept thing by name, packed."""
 
     step: int
     places: Sequence[LoopPlace]
@@ -38,8 +32,7 @@ class Snapshot(NamedTuple):
 def packed(name: str, thing: Any) -> Payload:
     """Returns the value of a kept thing for `_payload.unpack`; shares its arrays and tensors.
 
-    Raises:
-        TypeError: It cannot be pickled.
+    Raises TypeError if it cannot be pickled.
     """
     try:
         return _payload.pack(taken_from(thing))
@@ -59,16 +52,11 @@ def _copied(payload: Payload) -> Payload:
 class Training:
     """The progress of a training, on replica 0 with its newest snapshot. Thread-safe.
 
-    Attributes:
-        step: How many steps were made.
-        course: The place in its code.
-        is_saved: Whether there are checkpoints.
-        is_guard: Whether it takes snapshots by itself, because no checkpoints ask for them.
-        kept: The kept things, by name.
+    `course` is the place in its code. `is_saved` says whether there are checkpoints; without them,
+    one that `is_guard` takes snapshots by itself. `kept` has the kept things, by name.
     """
 
     def __init__(self, *, is_saved: bool = False, is_guard: bool = False) -> None:
-        """Makes one that has not begun."""
         self.step = 0
         self.course = Course()
         self.is_saved, self.is_guard = is_saved, is_guard
@@ -106,13 +94,8 @@ class Training:
     def claimed(self, found: Snapshot, names: Collection[str], *, is_first: bool) -> Any:
         """Returns copies of the values of things at a snapshot, by name.
 
-        Args:
-            found: The snapshot.
-            names: Names of things that were not kept before in this generation.
-            is_first: Whether nothing was kept before. Later things may be newer than the snapshot.
-
-        Raises:
-            ReplicaError: The snapshot has not all of them.
+        The names were not kept before in this generation. `is_first`: nothing was; later things may
+        be newer than the snapshot. ReplicaError: the snapshot has not all of them.
         """
         known = [name for name in names if name in found.kept]
         if len(known) < len(names) and (is_first or known):
@@ -152,8 +135,7 @@ class Training:
     def take(self) -> None:
         """Takes a snapshot, which does not share memory with kept things.
 
-        Raises:
-            ReplicaError: The steps replace a kept thing, and do not change it.
+        Raises ReplicaError if the steps replace a kept thing, and do not change it.
         """
         begun_at = time.monotonic()
         self._check_changes()

@@ -13,11 +13,8 @@ _FIRST_BYTES = 1 << 20  # so that the first mean begins soon
 class Bucket:
     """Gradients of some parameters, next to each other.
 
-    It holds no parameter: the user's code decides how long there is one.
-
-    Attributes:
-        gradients: The `grad` of each, if it has one: a view of the memory of this bucket.
-        missing: Indices of parameters whose gradient is not in the memory in this pass.
+    It holds no parameter: the user's code decides how long there is one. `gradients` are views of
+    its memory, for the `grad` of each; those with indices in `missing` are not filled in this pass.
     """
 
     def __init__(self, collectives: "Collectives", parameters: Sequence[Any]) -> None:
@@ -101,11 +98,7 @@ class Bucket:
 def make_buckets(
     collectives: "Collectives", parameters: Sequence[Any], bucket_bytes: int
 ) -> list[Bucket]:
-    """Returns buckets in the order in which a backward pass fills them, the last layer first.
-
-    Raises:
-        TypeError: A parameter is complex.
-    """
+    """Returns buckets in the order in which a backward pass fills them, the last layer first."""
     groups: list[list[Any]] = []
     open_groups: dict[Any, list[Any]] = {}
     for parameter in reversed(parameters):

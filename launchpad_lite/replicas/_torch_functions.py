@@ -31,9 +31,7 @@ def needs_gradient(nest: Any) -> bool:
 def all_reduce(collectives: "Collectives", nest: Any, op: Op = "sum", label: str = "") -> Any:
     """Returns nested values, each leaf combined over the replicas.
 
-    Raises:
-        ValueError: There is no gradient of this `op`.
-        CollectiveMismatchError: Replicas made different calls, here or in the backward pass.
+    Raises ValueError if there is no gradient of this `op`.
     """
     if op not in ("sum", "mean"):
         raise ValueError(
@@ -48,11 +46,7 @@ def all_reduce(collectives: "Collectives", nest: Any, op: Op = "sum", label: str
 
 
 def all_gather(collectives: "Collectives", nest: Any, label: str = "") -> list[Any]:
-    """Returns the nested values of all replicas, by replica; each has at least one tensor.
-
-    Raises:
-        CollectiveMismatchError: Replicas made different calls, here or in the backward pass.
-    """
+    """Returns the nested values of all replicas, by replica; each has at least one tensor."""
     mine = slice(0, 0)
 
     def gather() -> list[Any]:
@@ -80,12 +74,7 @@ def all_gather(collectives: "Collectives", nest: Any, label: str = "") -> list[A
 
 
 def broadcast(collectives: "Collectives", nest: Any, source: int = 0, label: str = "") -> Any:
-    """Returns the nested values of one replica, whose structure all have.
-
-    Raises:
-        ValueError: There is no such replica.
-        CollectiveMismatchError: Replicas made different calls, here or in the backward pass.
-    """
+    """Returns the nested values of one replica, whose structure all have."""
 
     def backward(gradients: Sequence[Any]) -> list[Any]:
         total = _reduced(collectives, gradients, "sum", label)

@@ -54,28 +54,15 @@ def wrap(
     mean of their changes (local SGD), and an outer optimizer makes a step with it (DiLoCo, arXiv
     2311.08105), which is `optimizer.outer`. `synchronize()` does it before that.
 
-    Args:
-        optimizer: Any `torch.optim.Optimizer`.
-        collectives: Of this replica.
-        model: Its other parameters, and its buffers, become those of replica 0, too. The names of
-            its parameters are compared, so that all replicas have them in the same order. So are
-            those of `SGD(model.named_parameters())`.
-        buffers: `broadcast`: Buffers of the model, as the statistics of batch normalisation, become
-            those of replica 0 after each step. `own`: they stay those of each replica.
-        overlap: Whether to take means in the backward pass; else in `step()`, or `synchronize()`.
-            False is needed where parts of the model run in some replicas only while its backward pass
-            has collectives of its own, and for some uses of `checkpoint(use_reentrant=True)`.
-        bucket_bytes: How much is averaged at a time.
-        every: Steps between two means of the parameters.
-        outer: Makes the outer optimizer for a list of parameters; by default plain averaging.
-        label: Names its calls in errors.
+    The other parameters and the buffers of a `model` become those of replica 0, too. The names of
+    its parameters are compared, so that all replicas have them in the same order. So are those of
+    `SGD(model.named_parameters())`. With `broadcast`, buffers, as the statistics of batch
+    normalisation, become those of replica 0 again after each step.
 
-    Raises:
-        TypeError: It is no optimizer of PyTorch, or has complex parameters.
-        ValueError: It is wrapped already, `every` is missing or below 1, or `buffers` is something
-            else or without a model.
-        ReplicaError: In a backward pass: a gradient came twice. See `overlap`.
-        CollectiveMismatchError: Parameters differ in name, number, type or shape.
+    Without `overlap`, means are taken in `step()`, or `synchronize()`. This is needed where parts
+    of the model run in some replicas only while its backward pass has collectives of its own, and
+    for some uses of `checkpoint(use_reentrant=True)`: else a gradient comes twice, which raises an
+    error.
     """
     _check(optimizer, every, outer)
     if buffers not in ("own", "broadcast") or (buffers == "broadcast" and model is None):
@@ -95,11 +82,7 @@ def wrap(
 
 
 def check_names(collectives: "Collectives", kept: Any) -> None:
-    """Checks that optimizers among kept things have the parameters of models there in one order.
-
-    Raises:
-        CollectiveMismatchError: They have them in another order in a replica.
-    """
+    """Checks that optimizers among kept things have the parameters of models there in one order."""
     import torch
 
     things = [thing for _, thing in _nests.leaves(kept)]
@@ -152,11 +135,7 @@ def _texts(named: Sequence[tuple[str, Any]]) -> list[str]:
 
 
 def _check_same(collectives: "Collectives", mine: Sequence[str], label: str) -> None:
-    """Checks that all replicas have the same things in the same order.
-
-    Raises:
-        CollectiveMismatchError: They have not.
-    """
+    """Raises CollectiveMismatchError unless all replicas have the same things in the same order."""
     first, *others = collectives.all_gather(mine, label)
     for rank, other in enumerate(others, 1):
         pairs = itertools.zip_longest(first, other, fillvalue="nothing")

@@ -99,10 +99,8 @@ class _Pushing(engines.ParameterServer):
 class _AsynchronousHere(Here):
     """The state of the replicator in a running replica.
 
-    Attributes:
-        ps: The servers.
-        optimizers: In the order in which they were wrapped.
-        done: The work of each replica in each run, as last read.
+    `optimizers` are in the order in which they were wrapped. `done` is the work of each replica in
+    each run, as last read from the servers, `ps`.
     """
 
     ps: engines.ParameterServerClient
@@ -148,7 +146,6 @@ class _AsyncReplicaNode(ReplicaNode):
     """A replica as a node, which meets no others."""
 
     def __init__(self, *arguments: Any) -> None:
-        """Makes it; the arguments are those of `ReplicaNode`, and a client of the servers."""
         *others, self._ps = arguments
         super().__init__(*others)
 
@@ -172,8 +169,7 @@ class _AsyncReplicaNode(ReplicaNode):
 def _result_of(replica: Any) -> Any:
     """Returns the result of another replica, once there is one.
 
-    Raises:
-        ReplicaLostError: The program stops.
+    Raises ReplicaLostError if the program stops.
     """
     # Not from the servers: their checkpoints may have results of an earlier program.
     patient = courier.with_timeout(replica, _LOOK_S)
@@ -188,8 +184,7 @@ def _result_of(replica: Any) -> Any:
 def _awaited(ps: engines.ParameterServerClient, key: Any) -> Any:
     """Returns the value of a key, once a replica has set it.
 
-    Raises:
-        ReplicaLostError: The program stops.
+    Raises ReplicaLostError if the program stops.
     """
     while True:
         try:

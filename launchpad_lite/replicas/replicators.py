@@ -63,20 +63,11 @@ class Then(enum.IntEnum):
 class Here:
     """The state of a replicator in a running replica.
 
-    Attributes:
-        rank: The number of the replica.
-        collectives: Its calls together with the others.
-        training: Its progress.
-        label: The group of the replicas.
-        generation: Its number.
-        replicas: Clients of all replicas' nodes.
-        share: Serves a pipeline to the other replicas of the worker.
-        pipelines: How many were opened in this generation.
-        kept: The user's kept things, by name.
-        report: The cost of the steps.
-        size: How many replicas work together; None: as many as were planned.
-        depth: How many runs are open: the last one is the innermost.
-        has_stopped: Whether a run has ended because the program stops.
+    `collectives` are its calls together with the others, whose nodes are `replicas`. `share` serves
+    a pipeline to the other replicas of the worker; `pipelines` counts those opened in this
+    generation. `size` is how many replicas work together; None: as many as were planned. `depth`
+    counts open runs: the last one is the innermost. `has_stopped`: a run has ended because the
+    program stops.
     """
 
     rank: int
