@@ -23,7 +23,7 @@ from launchpad_lite.replicas._carrier import Carrier
 from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._kept import check_can_be_kept, put_into
 from launchpad_lite.replicas._node import LOST, ReplicaNode
-from launchpad_lite.replicas._progress import Share, TrainingProgress
+from launchpad_lite.replicas._progress import Share
 from launchpad_lite.replicas._remote_optimizers import FunctionalRemote, RemoteOptimizer, remote
 from launchpad_lite.replicas._state import packed
 from launchpad_lite.replicas.errors import (
@@ -405,32 +405,17 @@ class MultiWorkerAsyncReplicator(Replicator):
             return
         run = here.training.course.name
         inputs = self._inputs(input_fn, here.made(run, here.rank)) if input_fn else None
-        here.training.begin_steps()
-        here.depth += 1
-        limit = None if steps is None else steps * self.num_replicas
+        total = limit = None
+        if steps is not None:
+            limit = steps * self.num_replicas
+            total = (here.made() - here.made(run)) // self.num_replicas + steps
         stepping = _Stepping(here, step_fn, inputs, limit, run)
-        total = (
-            None if steps is None else (here.made() - here.made(run)) // self.num_replicas + steps
-        )
-        progress = (
-            TrainingProgress(here.label, total, progress_s, tensorboard) if here.rank == 0 else None
-        )
-        try:
+        with self._open_run(place, inputs, total, progress_s, tensorboard) as progress:
             for result in stepping.steps():
                 if progress is not None:
                     shares = [here.share_of(rank) for rank in range(self.num_replicas)]
                     progress.note(self.step, [result], shares, _text(here.staleness()))
                 yield [result]
-        except GeneratorExit:
-            place.is_over = True
-            raise
-        finally:
-            here.depth -= 1
-            here.training.end_steps()
-            if inputs is not None:
-                inputs.close()
-            if progress is not None:
-                progress.close()
         here.has_stopped = lp.stop_event().is_set()
         if not here.has_stopped:
             here.read()

@@ -545,13 +545,7 @@ class Replicator:
                     inputs.last = batches[source]
         before = training.step - first if counts else 0
         total = None if steps is None else before + steps
-        progress = (
-            TrainingProgress(here.label, total, progress_s, tensorboard) if here.rank == 0 else None
-        )
-        here.depth += 1
-        if counts:
-            training.begin_steps()
-        try:
+        with self._open_run(place, inputs, total, progress_s, tensorboard, counts) as progress:
             while then is Then.STEP:
                 if counts:
                     training.between_steps()
@@ -567,17 +561,6 @@ class Replicator:
                 here.report.seconds = time.monotonic() - begun_at
             if counts and place.made > first:
                 training.take_at_end()
-        except GeneratorExit:
-            place.is_over = True  # or an error has left the loop; then nothing is saved any more
-            raise
-        finally:
-            here.depth -= 1
-            if counts:
-                training.end_steps()
-            if inputs is not None:
-                inputs.close()
-            if progress is not None:
-                progress.close()
         here.has_stopped = then is not Then.END
         if then is Then.INTERRUPT:
             raise InterruptedTraining(f"{here.label}: interrupted between two steps")
@@ -587,6 +570,42 @@ class Replicator:
             _LOGGER.warning(
                 "%s: a run makes no step: %s", here.label, why if steps != 0 else "steps=0"
             )
+
+    @contextlib.contextmanager
+    def _open_run(
+        self,
+        place: LoopPlace,
+        inputs: _inputs.Inputs | None,
+        total: int | None,
+        progress_s: float,
+        tensorboard: str | None,
+        counts: bool = True,
+    ) -> Iterator[TrainingProgress | None]:
+        """Opens a run in a block, at the end of which its input is closed.
+
+        Gives what shows the progress, on replica 0.
+        """
+        here = self._me
+        with contextlib.ExitStack() as closing:
+            if inputs is not None:
+                closing.callback(inputs.close)
+            progress = None
+            if here.rank == 0:
+                progress = TrainingProgress(here.label, total, progress_s, tensorboard)
+                closing.callback(progress.close)
+            here.depth += 1
+            if counts:
+                here.training.begin_steps()
+                closing.callback(here.training.end_steps)
+            try:
+                yield progress
+            except GeneratorExit:
+                place.is_over = (
+                    True  # or an error has left the loop; then nothing is saved any more
+                )
+                raise
+            finally:
+                here.depth -= 1
 
     def _step(
         self,
