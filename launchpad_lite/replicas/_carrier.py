@@ -1,13 +1,15 @@
 """Carriers move flat arrays between replicas: the interface, and that of a single replica."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from launchpad_lite.replicas._call import CollectiveCall
 
 if TYPE_CHECKING:
     import numpy as np
 
+#: A text, because numpy is imported only where it is used.
+Array: TypeAlias = "np.ndarray[Any, Any]"
 #: How values are combined.
 Op = Literal["sum", "mean", "max", "min", "product"]
 #: Seconds after which all know that another replica is lost.
@@ -54,7 +56,7 @@ class Carrier:
     def broadcast(self, array: Any, source: int, call: CollectiveCall) -> None:
         """Gives all replicas the array of one of them, in place."""
 
-    def buffer(self, nbytes: int) -> "np.ndarray[Any, Any]":
+    def buffer(self, nbytes: int) -> Array:
         """Returns zeroed memory as uint8 with which `all_reduce` and `broadcast` are fastest.
 
         All replicas call it in the same order with the same sizes. The memory is the caller's.

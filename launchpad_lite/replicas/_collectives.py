@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import courier
 from launchpad_lite.launching import loaded_module
 from launchpad_lite.replicas._call import CollectiveCall
-from launchpad_lite.replicas._carrier import NEWS_S, Carrier, Op
+from launchpad_lite.replicas._carrier import NEWS_S, Array, Carrier, Op
 from launchpad_lite.replicas._operations import leave_out
 from launchpad_lite.replicas._packing import Packed
 
 if TYPE_CHECKING:
     import types
 
-    import numpy as np
 
 T = TypeVar("T")
 
@@ -108,7 +107,7 @@ class Collectives:
             self._takes[device] = self._now(ask, "compare GPUs", "")
         return self._takes[device]
 
-    def buffer(self, nbytes: int) -> "np.ndarray[Any, Any]":
+    def buffer(self, nbytes: int) -> Array:
         """Returns memory with which `reduce_later` is fastest; as `Carrier.buffer`."""
         return self._carrier.buffer(nbytes)
 

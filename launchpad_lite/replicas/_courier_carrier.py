@@ -9,11 +9,11 @@ small arrays as well.
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from launchpad_lite.replicas import _payload
 from launchpad_lite.replicas._call import CollectiveCall, check_same
-from launchpad_lite.replicas._carrier import Carrier, Op
+from launchpad_lite.replicas._carrier import Array, Carrier, Op
 from launchpad_lite.replicas._leaders import Courier, Leaders
 from launchpad_lite.replicas._mailbox import Box
 from launchpad_lite.replicas._operations import ArrayOperation, check_flat
@@ -31,11 +31,6 @@ from launchpad_lite.replicas.errors import (
     ReplicaError,
     ReplicaLostError,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
 
 T = TypeVar("T")
 
@@ -98,7 +93,7 @@ class CourierCarrier(Carrier):
         call = call._replace(facts=f"broadcast from {source} of {array.dtype.str}[{len(array)}]")
         self._run(lambda: self._broadcast(array, source, call))
 
-    def buffer(self, nbytes: int) -> "Array":
+    def buffer(self, nbytes: int) -> Array:
         import numpy as np
 
         return np.zeros(nbytes, np.uint8) if self._own is None else self._own.buffer(nbytes)
@@ -148,7 +143,7 @@ class CourierCarrier(Carrier):
         if self._group is not None:
             self._group.give_up()
 
-    def _all_reduce(self, array: "Array", operation: ArrayOperation, call: CollectiveCall) -> None:
+    def _all_reduce(self, array: Array, operation: ArrayOperation, call: CollectiveCall) -> None:
         is_last = self._is_one_group
         if array.nbytes <= (SLOT_BYTES if is_last else _STAR_BYTES):
             small = _Small(array, operation, self._arrays, len(self._members), last=is_last)
@@ -165,7 +160,7 @@ class CourierCarrier(Carrier):
         if not is_last:
             self._spread(array)
 
-    def _broadcast(self, array: "Array", source: int, call: CollectiveCall) -> None:
+    def _broadcast(self, array: Array, source: int, call: CollectiveCall) -> None:
         leader = next(leader for leader, ranks in self._groups.items() if source in ranks)
         if self._arrays is not None and source in self._members:
             enter = functools.partial(self._meet, call)
@@ -177,7 +172,7 @@ class CourierCarrier(Carrier):
         if source not in self._members:
             self._spread(array)
 
-    def _spread(self, array: "Array") -> None:
+    def _spread(self, array: Array) -> None:
         """Gives the leader's array to its group."""
         if self._arrays is not None:
             self._arrays.next_turn()
@@ -312,7 +307,7 @@ class _Small:
 
     def __init__(
         self,
-        array: "Array",
+        array: Array,
         operation: ArrayOperation,
         arrays: SharedArrays | None,
         size: int,
@@ -330,17 +325,17 @@ class _Small:
             arrays.offer_small(array)
             self._parts = [arrays.small(index, array) for index in range(size)]
 
-    def combine(self) -> "Array":
+    def combine(self) -> Array:
         """Combines the arrays of the group; returns the result. For the chief."""
         self._operation.combine(self._parts, self._parts[0], last=self._last)
         return self._parts[0]
 
-    def combine_groups(self, parts: "Sequence[Array]") -> "Array":
+    def combine_groups(self, parts: Sequence[Array]) -> Array:
         """Combines the results of all groups; returns the result. For the first leader."""
         self._operation.combine(parts, parts[0], last=True)
         return parts[0]
 
-    def accept(self, result: "Array") -> None:
+    def accept(self, result: Array) -> None:
         """Gives the group the result."""
         if result is not self._parts[0]:
             self._parts[0][:] = result

@@ -7,14 +7,11 @@ import logging
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launchpad_lite.replicas._call import CollectiveCall
-from launchpad_lite.replicas._carrier import NEWS_S, Carrier, Op
+from launchpad_lite.replicas._carrier import NEWS_S, Array, Carrier, Op
 from launchpad_lite.replicas.errors import ReplicaError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _LOGGER = logging.getLogger(__name__)
 #: Seconds between two checks of a call; the meeting notices lost replicas, and slow ones are waited
@@ -84,7 +81,7 @@ class GpuCarrier(Carrier):
     def all_gather(self, value: Any, call: CollectiveCall) -> Sequence[Any]:
         return self._other.all_gather(value, call)
 
-    def buffer(self, nbytes: int) -> "np.ndarray[Any, Any]":
+    def buffer(self, nbytes: int) -> Array:
         return self._other.buffer(nbytes)
 
     def abort(self, error: Exception) -> None:

@@ -75,7 +75,7 @@ def taken_from(thing: Any) -> Any:
     if isinstance(thing, MutableMapping):
         return {key: taken_from(value) for key, value in thing.items()}
     if isinstance(thing, (list, tuple)):
-        return _like(thing, [taken_from(part) for part in thing])
+        return _nests.sequence_like(thing, [taken_from(part) for part in thing])
     return thing
 
 
@@ -97,7 +97,7 @@ def put_into(path: str, thing: Any, value: Any) -> Any:
         olds = itertools.chain(thing, itertools.repeat(None))
         parts = [put_into(f"{path}[{at}]", next(olds), part) for at, part in enumerate(value)]
         if isinstance(thing, tuple):
-            return _like(thing, parts)
+            return _nests.sequence_like(thing, parts)
         thing[:] = parts
     elif _is_value(thing):
         return value
@@ -136,10 +136,3 @@ def _fill(array: Any, value: Any) -> bool:
 def _described(value: Any) -> str:
     array = f"{value.dtype}{list(value.shape)}, " if _is_array(value) else ""
     return f"{array}a {type(value).__name__}"
-
-
-def _like(sequence: Any, parts: list[Any]) -> Any:
-    """Returns parts as a list, or the kind of tuple that another one is."""
-    if isinstance(sequence, list):
-        return parts
-    return type(sequence)(*parts) if hasattr(sequence, "_fields") else tuple(parts)

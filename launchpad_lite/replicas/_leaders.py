@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import courier
+from launchpad_lite.replicas._carrier import Array
 from launchpad_lite.replicas._mailbox import Box, Join
 from launchpad_lite.replicas._operations import ArrayOperation, blocks, share
 from launchpad_lite.replicas.errors import ReplicaLostError
@@ -19,9 +20,6 @@ from launchpad_lite.replicas.errors import ReplicaLostError
 if TYPE_CHECKING:
     import concurrent.futures
 
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
 
 _CHUNK_BYTES = 1 << 22
 #: Items that a leader has sent, and others have not received, at most.
@@ -117,7 +115,7 @@ class Leaders:
             items = {rank: self._courier.take((self._turn, rank)) for rank in others}
         return {**items, self._courier.rank: item}
 
-    def all_reduce(self, array: "Array", operation: ArrayOperation) -> None:
+    def all_reduce(self, array: Array, operation: ArrayOperation) -> None:
         """Combines the arrays of all leaders, in place.
 
         For each part, a partial result goes around once, and then the result. A chunk comes back as
@@ -148,7 +146,7 @@ class Leaders:
                     send_own(1)
                 send_own(None)  # it may have one chunk more than others
 
-    def broadcast(self, array: "Array", source: int) -> None:
+    def broadcast(self, array: Array, source: int) -> None:
         """Copies the array of one leader to all, in place: along the ring."""
         self._turn += 1
         size = len(self._ring)
@@ -193,5 +191,5 @@ def _read(future: "concurrent.futures.Future[None]") -> None:
         future.exception()
 
 
-def _chunks(part: "Array") -> "Iterator[Array]":
+def _chunks(part: Array) -> Iterator[Array]:
     return (part[begin:end] for begin, end in blocks(len(part), part.itemsize, _CHUNK_BYTES))

@@ -59,14 +59,19 @@ def rebuilt(nest: Any, replace: Callable[[Any], Any]) -> Any:
     new = [rebuilt(part, replace) for part in parts.values()]
     if isinstance(nest, Mapping):
         return _mapping(nest, dict(zip(nest, new, strict=True)))
-    if isinstance(nest, tuple):
-        return type(nest)(*new) if hasattr(nest, "_fields") else tuple(new)
-    if isinstance(nest, list):
-        return new
+    if isinstance(nest, (list, tuple)):
+        return sequence_like(nest, new)
     if nest is None:
         return None
     names = [field.name for field in dataclasses.fields(nest)]
     return dataclasses.replace(nest, **dict(zip(names, new, strict=True)))
+
+
+def sequence_like(sequence: Any, parts: list[Any]) -> Any:
+    """Returns parts as a list, or the kind of tuple that another one is."""
+    if isinstance(sequence, list):
+        return parts
+    return type(sequence)(*parts) if hasattr(sequence, "_fields") else tuple(parts)
 
 
 def _mapping(like: "Mapping[Any, Any]", items: "dict[Any, Any]") -> Any:

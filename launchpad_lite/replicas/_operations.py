@@ -1,14 +1,9 @@
 """Operations that combine numpy arrays."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from launchpad_lite.replicas._carrier import Op
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+from launchpad_lite.replicas._carrier import Array, Op
 
 _UFUNCS = {
     "sum": "add",
@@ -24,7 +19,7 @@ _BLOCK_BYTES = 1 << 17
 class ArrayOperation:
     """Combines arrays of one dtype."""
 
-    def __init__(self, op: Op, dtype: "np.dtype[Any]", size: int) -> None:
+    def __init__(self, op: Op, dtype: Any, size: int) -> None:
         """Prepares it for arrays of this dtype, of `size` replicas.
 
         Raises TypeError if they cannot be combined so, ValueError if there is no such operation.
@@ -44,13 +39,13 @@ class ArrayOperation:
         self.join = getattr(np, _UFUNCS[op])
         self._divisor = dtype.type(size) if op == "mean" else None
 
-    def finish(self, array: "Array") -> None:
+    def finish(self, array: Array) -> None:
         """Makes the final result from the combined arrays of all replicas, in place."""
         if self._divisor is not None:
             array /= self._divisor
 
     def combine(
-        self, arrays: "Sequence[Array]", out: "Array", *, last: bool, copies: "Sequence[Array]" = ()
+        self, arrays: Sequence[Array], out: Array, *, last: bool, copies: Sequence[Array] = ()
     ) -> None:
         """Combines arrays in their order.
 
@@ -59,20 +54,16 @@ class ArrayOperation:
         """
         for begin, end in blocks(len(out), out.itemsize):
             result = out[begin:end]
-            self._combine_block([array[begin:end] for array in arrays], result)
+            first, *others = [array[begin:end] for array in arrays]
+            if not others:
+                result[:] = first
+            for other in others:
+                self.join(first, other, out=result)
+                first = result
             if last:
                 self.finish(result)
             for copy in copies:
                 copy[begin:end] = result
-
-    def _combine_block(self, parts: "Sequence[Array]", result: "Array") -> None:
-        if len(parts) == 1:
-            if result is not parts[0]:
-                result[:] = parts[0]
-            return
-        self.join(parts[0], parts[1], out=result)
-        for part in parts[2:]:
-            self.join(result, part, out=result)
 
 
 def leave_out(array: Any, op: Op) -> None:

@@ -6,18 +6,12 @@ without another copy; those on a device are copied to the host first.
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launchpad_lite.launching import loaded_module
 from launchpad_lite.replicas import _nests
-from launchpad_lite.replicas._carrier import Op
+from launchpad_lite.replicas._carrier import Array, Op
 from launchpad_lite.replicas._operations import ArrayOperation
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
-
 
 #: Prefix for a second array of integers, which holds them as floats.
 _CHECK = "check of "
@@ -127,7 +121,7 @@ def check_not_traced(leaf: Any) -> None:
         )
 
 
-def as_numpy(leaf: Any, path: str = "") -> "Array":
+def as_numpy(leaf: Any, path: str = "") -> Array:
     """Returns a leaf as an array of numpy; on a CPU it may share its memory.
 
     Raises TypeError if it is no number and no array, or of a dtype that cannot be added.
@@ -156,7 +150,7 @@ def as_numpy(leaf: Any, path: str = "") -> "Array":
     return array
 
 
-def like(leaf: Any, array: "Array") -> Any:
+def like(leaf: Any, array: Array) -> Any:
     """Returns an array in the kind, device and layout of a leaf; means of integers stay floats."""
     kind = _nests.kind(leaf)
     if kind == "torch":

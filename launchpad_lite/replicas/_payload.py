@@ -1,25 +1,21 @@
 """Values as bytes: a pickle, and the buffers of large arrays beside it."""
 
+import itertools
 import pickle
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import courier
+from launchpad_lite.replicas._carrier import Array
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
-
-_COUNT = struct.Struct("<q")
 #: Arrays begin at multiples of it, as numpy has them.
 _ALIGNMENT = 64
 #: The pickle, then the buffers: all as uint8.
 Payload = Sequence[Any]
 
 
-def pack(value: Any) -> "list[Array]":
+def pack(value: Any) -> list[Array]:
     """Returns a value as a payload that shares the memory of its arrays."""
     import numpy as np
 
@@ -36,36 +32,26 @@ def unpack(payload: Payload) -> Any:
 
 def written_bytes(payload: Payload) -> int:
     """Returns how many bytes `write` needs."""
-    return _begin(len(payload)) + sum(_aligned(len(part)) for part in payload)
+    return _offsets([len(part) for part in payload])[-1]
 
 
-def write(payload: Payload, memory: "Array") -> None:
-    """Writes a payload into memory."""
-    head = b"".join(map(_COUNT.pack, [len(payload), *map(len, payload)]))
+def write(payload: Payload, memory: Array) -> None:
+    """Writes a payload into memory: the number and sizes of its parts, then these."""
+    sizes = [len(part) for part in payload]
+    head = struct.pack(f"<{1 + len(sizes)}q", len(sizes), *sizes)
     memory[: len(head)] = memoryview(head)
-    at = _begin(len(payload))
-    for part in payload:
-        memory[at : at + len(part)] = part
-        at += _aligned(len(part))
+    for begin, part in zip(_offsets(sizes), payload, strict=False):
+        memory[begin : begin + len(part)] = part
 
 
-def read(memory: "Array") -> "list[Array]":
+def read(memory: Array) -> list[Array]:
     """Returns the payload that `write` has put into memory, without a copy."""
-    (count,) = _COUNT.unpack(memory[: _COUNT.size].tobytes())
-    sizes = [
-        size
-        for (size,) in _COUNT.iter_unpack(memory[_COUNT.size : (1 + count) * _COUNT.size].tobytes())
-    ]
-    parts, at = [], _begin(count)
-    for size in sizes:
-        parts.append(memory[at : at + size])
-        at += _aligned(size)
-    return parts
+    (count,) = struct.unpack("<q", memory[:8].tobytes())
+    sizes = struct.unpack(f"<{count}q", memory[8 : 8 * (1 + count)].tobytes())
+    return [memory[at : at + size] for at, size in zip(_offsets(sizes), sizes, strict=False)]
 
 
-def _begin(count: int) -> int:
-    return _aligned((1 + count) * _COUNT.size)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+def _offsets(sizes: Sequence[int]) -> list[int]:
+    """Returns where each part begins, and where the last one ends."""
+    lengths = [8 * (1 + len(sizes)), *sizes]
+    return list(itertools.accumulate(-(-each // _ALIGNMENT) * _ALIGNMENT for each in lengths))

@@ -12,18 +12,14 @@ import dataclasses
 import pickle
 import types
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import courier
 from launchpad_lite.launching import loaded_module
 from launchpad_lite.replicas import _nests
+from launchpad_lite.replicas._carrier import Array
 from launchpad_lite.replicas._packing import as_numpy, like
 from launchpad_lite.replicas.errors import ReplicaError
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
 
 
 class OptimizerStep(NamedTuple):
@@ -54,7 +50,7 @@ class Seen(NamedTuple):
     and updating: how often.
     """
 
-    arrays: "Sequence[Array]"
+    arrays: Sequence[Array]
     version: int
     staleness: "collections.Counter[int]"
 
@@ -120,7 +116,7 @@ class RemoteOptimizer(abc.ABC):
         """Returns the first value of a key: a copy of what is here."""
 
     @abc.abstractmethod
-    def _load(self, key: int, arrays: "Sequence[Array]") -> None: ...
+    def _load(self, key: int, arrays: Sequence[Array]) -> None: ...
 
     def load(self, key: int, seen: Seen) -> None:
         """Takes over the values of a server; ReplicaError: it has other parameters."""
@@ -217,7 +213,7 @@ class TorchRemote(RemoteOptimizer):
         """Returns the first value of a key: a copy of what is here."""
         return ParameterPart(TorchServer(*_cut_out(self._optimizer, self._places[key])))
 
-    def _load(self, key: int, arrays: "Sequence[Array]") -> None:
+    def _load(self, key: int, arrays: Sequence[Array]) -> None:
         for parameter, array in zip(self._parts[key], arrays, strict=True):
             if parameter.device.type == "cpu":
                 _memory(parameter)[...] = array
@@ -251,7 +247,7 @@ class TorchServer:
         self._optimizer.step()
         self._optimizer.zero_grad()
 
-    def arrays(self) -> "list[Array]":
+    def arrays(self) -> list[Array]:
         """Returns the parameters."""
         return [_memory(parameter) for parameter in self._parameters()]
 
@@ -309,7 +305,7 @@ def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name != "params"}
 
 
-def _memory(tensor: Any) -> "Array":
+def _memory(tensor: Any) -> Array:
     """Returns the memory of a tensor on the CPU as an array, of integers if numpy lacks the type."""
     import torch
 
@@ -318,7 +314,7 @@ def _memory(tensor: Any) -> "Array":
     return array
 
 
-def _tensor(array: "Array", parameter: Any) -> Any:
+def _tensor(array: Array, parameter: Any) -> Any:
     """Returns an array as a tensor of the type of a parameter: the reverse of `_memory`."""
     import torch
 
@@ -383,11 +379,11 @@ class FunctionalRemote(RemoteOptimizer):
             FunctionalServer(self._optimizer, parameters, self._optimizer.init(parameters))
         )
 
-    def _load(self, key: int, arrays: "Sequence[Array]") -> None:  # noqa: ARG002
+    def _load(self, key: int, arrays: Sequence[Array]) -> None:  # noqa: ARG002
         _put(self._parameters, iter(arrays))
 
 
-def _in_order(nest: Any, other: Any) -> "list[Array]":
+def _in_order(nest: Any, other: Any) -> list[Array]:
     """Returns the leaves of a nest in the order of another one: JAX sorts the keys of dicts."""
     found = dict(_nests.leaves(other))
     paths = [path for path, _ in _nests.leaves(nest)]
@@ -399,7 +395,7 @@ def _in_order(nest: Any, other: Any) -> "list[Array]":
     return [as_numpy(found[path], path) for path in paths]
 
 
-def _put(nest: Any, arrays: "Iterator[Array]") -> Any:
+def _put(nest: Any, arrays: Iterator[Array]) -> Any:
     """Puts arrays into the dicts, lists and arrays of a nest; returns the nest."""
     if isinstance(nest, (MutableMapping, MutableSequence)):
         for key in nest if isinstance(nest, MutableMapping) else range(len(nest)):
@@ -445,6 +441,6 @@ class FunctionalServer:
             self._parameters, lambda leaf: np.asarray(leaf + next(changes), leaf.dtype)
         )
 
-    def arrays(self) -> "list[Array]":
+    def arrays(self) -> list[Array]:
         """Returns the parameters."""
         return [leaf for _, leaf in _nests.leaves(self._parameters)]

@@ -6,9 +6,9 @@ Nothing here compares calls: the caller passes the first meeting of each operati
 import enum
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
 
 from launchpad_lite.replicas import _payload
+from launchpad_lite.replicas._carrier import Array
 from launchpad_lite.replicas._operations import ArrayOperation, blocks, share
 from launchpad_lite.replicas._shared_memory import (
     CHUNK_BYTES,
@@ -17,11 +17,6 @@ from launchpad_lite.replicas._shared_memory import (
     ReplicaReport,
     SharedGroup,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
 
 #: Before a payload in a slot: the descriptor of its memory, or -1 if it is in the slot; and its
 #: size.
@@ -60,13 +55,13 @@ class SharedArrays:
         """Begins a turn: each replica may offer one thing, then all meet, then all may read."""
         self._turn += 1
 
-    def offer_small(self, array: "Array") -> None:
+    def offer_small(self, array: Array) -> None:
         """Offers an array of at most SLOT_BYTES to the others."""
-        self._slot_as(self._group.index, array)[:] = array
+        self.small(self._group.index, array)[:] = array
 
-    def small(self, index: int, like: "Array") -> "Array":
+    def small(self, index: int, like: Array) -> Array:
         """Returns the offer of a replica in this turn."""
-        return self._slot_as(index, like)
+        return _as(self._group.slot(index, self._turn), like)
 
     def offer(self, payload: _payload.Payload) -> None:
         """Offers a value to the others."""
@@ -98,7 +93,7 @@ class SharedArrays:
         self._group.meet(ReplicaReport(0), lambda _: 0)
 
     def all_reduce(
-        self, array: "Array", operation: ArrayOperation, enter: Enter, *, last: bool
+        self, array: Array, operation: ArrayOperation, enter: Enter, *, last: bool
     ) -> None:
         """Combines the arrays of all, in place; `enter` makes the first meeting."""
         place = self._own.find(array)
@@ -111,7 +106,7 @@ class SharedArrays:
         else:
             self._reduce_in_chunks(parts, operation, last, answer is Answer.SAME)
 
-    def broadcast(self, array: "Array", source: int, enter: Enter) -> None:
+    def broadcast(self, array: Array, source: int, enter: Enter) -> None:
         """Copies the array of the replica with the index `source` to all, in place."""
         is_source = source == self._group.index
         if array.nbytes <= SLOT_BYTES:
@@ -136,10 +131,7 @@ class SharedArrays:
             self.meet()
         self._pass_chunks(parts, source)
 
-    def _slot_as(self, index: int, like: "Array") -> "Array":
-        return _as(self._group.slot(index, self._turn), like)
-
-    def _copy(self, index: int, descriptor: int, nbytes: int) -> "Array":
+    def _copy(self, index: int, descriptor: int, nbytes: int) -> Array:
         if descriptor >= 0:
             return self._group.copy_lent(index, descriptor, nbytes)
         slot = self._group.slot(index, self._turn)
@@ -148,17 +140,17 @@ class SharedArrays:
 
     # Large arrays
 
-    def _parts(self, array: "Array") -> "list[Array]":
+    def _parts(self, array: Array) -> list[Array]:
         return [array[a:b] for a, b in blocks(len(array), array.itemsize, CHUNK_BYTES)]
 
-    def _chunk(self, index: int, step: int, like: "Array") -> "Array":
+    def _chunk(self, index: int, step: int, like: Array) -> Array:
         return _as(self._group.chunk(index, self._number + step), like)
 
-    def _fill(self, step: int, part: "Array") -> None:
+    def _fill(self, step: int, part: Array) -> None:
         self._chunk(self._group.index, step, part)[:] = part
 
     def _reduce_in_chunks(
-        self, parts: "Sequence[Array]", operation: ArrayOperation, last: bool, has_begun: bool
+        self, parts: Sequence[Array], operation: ArrayOperation, last: bool, has_begun: bool
     ) -> None:
         # At the same time one chunk is filled, the one before combined, the one before that read.
         for step in range(1 if has_begun else 0, len(parts) + 2):
@@ -173,20 +165,18 @@ class SharedArrays:
                 self.meet()
         self._number += len(parts)
 
-    def _give(self, step: int, part: "Array") -> None:
+    def _give(self, step: int, part: Array) -> None:
         """Fills a chunk with the parts that others combine."""
         for own, chunk in self._shares_of_others(step, part, self._group.index):
             chunk[:] = own
 
-    def _shares_of_others(
-        self, step: int, part: "Array", index: int
-    ) -> "list[tuple[Array, Array]]":
+    def _shares_of_others(self, step: int, part: Array, index: int) -> list[tuple[Array, Array]]:
         """Returns the parts that the others combine, in an array and in the chunk of one."""
         chunk = self._chunk(index, step, part)
         begin, end = share(len(part), self._group.index, len(self._group))
         return [(part[:begin], chunk[:begin]), (part[end:], chunk[end:])]
 
-    def _combine(self, step: int, part: "Array", operation: ArrayOperation, last: bool) -> None:
+    def _combine(self, step: int, part: Array, operation: ArrayOperation, last: bool) -> None:
         """Combines this replica's share of a chunk, into the chief's chunk and the own array."""
         begin, end = share(len(part), self._group.index, len(self._group))
         arrays = [self._chunk(index, step, part)[begin:end] for index in range(len(self._group))]
@@ -195,18 +185,18 @@ class SharedArrays:
         operation.combine(arrays, out, last=last, copies=[own])
 
     def _reduce_in_place(
-        self, array: "Array", operation: ArrayOperation, place: tuple[int, int], last: bool
+        self, array: Array, operation: ArrayOperation, place: tuple[int, int], last: bool
     ) -> None:
         begin, end = share(len(array), self._group.index, len(self._group))
         arrays = [self._placed(index, place, array)[begin:end] for index in range(len(self._group))]
         operation.combine(arrays, arrays[0], last=last, copies=arrays[1:])
         self.meet()
 
-    def _placed(self, index: int, place: tuple[int, int], like: "Array") -> "Array":
+    def _placed(self, index: int, place: tuple[int, int], like: Array) -> Array:
         number, offset = place
         return _as(self._group.buffer(index, number)[offset:], like)
 
-    def _pass_chunks(self, parts: "Sequence[Array]", source: int) -> None:
+    def _pass_chunks(self, parts: Sequence[Array], source: int) -> None:
         # The first chunk is there. While it is read, the next one is filled.
         for step, part in enumerate(parts):
             if source == self._group.index:
@@ -219,5 +209,5 @@ class SharedArrays:
         self._number += len(parts)
 
 
-def _as(memory: "Array", like: "Array") -> "Array":
+def _as(memory: Array, like: Array) -> Array:
     return memory[: like.nbytes].view(like.dtype)

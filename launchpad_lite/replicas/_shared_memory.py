@@ -20,14 +20,10 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
+from launchpad_lite.replicas._carrier import Array
 from launchpad_lite.replicas.errors import ReplicaLostError
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
 
 #: Bytes that a replica can offer to all others between two meetings.
 SLOT_BYTES = 1 << 18
@@ -42,7 +38,8 @@ _MARK_BYTES = 16
 _BUFFER = struct.Struct("<qq")
 _TABLE_BYTES = 1 << 16
 _MAX_BUFFERS = _TABLE_BYTES // _BUFFER.size - 1
-_MEMORY_BYTES = _TABLE_BYTES + _SLOTS * SLOT_BYTES + CHUNKS * CHUNK_BYTES
+_CHUNKS_AT = _TABLE_BYTES + _SLOTS * SLOT_BYTES
+_MEMORY_BYTES = _CHUNKS_AT + CHUNKS * CHUNK_BYTES
 
 #: A report, or its answer: sender or answer, buffer, offset, and digest of the call. Short enough
 #: that the kernel keeps it in one piece.
@@ -99,7 +96,7 @@ class OwnMemory:
         self._buffers: dict[int, tuple[int, weakref.ref[mmap.mmap]]] = {}
         self._number = 0
 
-    def buffer(self, nbytes: int) -> "Array":
+    def buffer(self, nbytes: int) -> Array:
         """Returns zeroed memory that others can open. It is freed after its last use."""
         import numpy as np
 
@@ -115,7 +112,7 @@ class OwnMemory:
         self._buffers = {**there, self._number: (_address(array), weakref.ref(memory))}
         return array
 
-    def find(self, array: "Array") -> tuple[int, int]:
+    def find(self, array: Array) -> tuple[int, int]:
         """Returns the buffer of an array, from 1 on, and the offset; (0, 0) if it is in none."""
         if self._buffers:
             address = _address(array)
@@ -129,7 +126,7 @@ class OwnMemory:
         """Returns the memory of a buffer by its number; None: it was freed."""
         return self._buffers[number][1]() if number in self._buffers else None
 
-    def lend(self, nbytes: int) -> tuple[int, "Array"]:
+    def lend(self, nbytes: int) -> tuple[int, Array]:
         """Returns the descriptor of memory, and the memory, until `take_back` or the next call."""
         import numpy as np
 
@@ -178,6 +175,8 @@ class SharedGroup:
 
         Raises OSError if that is not possible.
         """
+        import numpy as np
+
         self.ranks = ranks
         self.index = ranks.index(rank)
         self._own = own
@@ -195,24 +194,24 @@ class SharedGroup:
         self._poll = select.poll()
         for descriptor in (own.bell, own.interruption, *self._processes):
             self._poll.register(descriptor, select.POLLIN)
+        arrays = [np.frombuffer(memory, np.uint8) for memory in self._memories]
         self._slots = [
-            self._parts(_TABLE_BYTES, SLOT_BYTES, _SLOTS, each) for each in range(len(ranks))
+            list(array[_TABLE_BYTES:_CHUNKS_AT].reshape(_SLOTS, SLOT_BYTES)) for array in arrays
         ]
-        begin = _TABLE_BYTES + _SLOTS * SLOT_BYTES
-        self._chunks = [self._parts(begin, CHUNK_BYTES, CHUNKS, each) for each in range(len(ranks))]
+        self._chunks = [list(array[_CHUNKS_AT:].reshape(CHUNKS, CHUNK_BYTES)) for array in arrays]
 
     def __len__(self) -> int:
         return len(self.ranks)
 
-    def slot(self, index: int, turn: int) -> "Array":
+    def slot(self, index: int, turn: int) -> Array:
         """Returns a replica's slot in one turn, as bytes. Fill it only after the turn before."""
         return self._slots[index][turn % _SLOTS]
 
-    def chunk(self, index: int, number: int) -> "Array":
+    def chunk(self, index: int, number: int) -> Array:
         """Returns one of the chunks of a replica, as bytes."""
         return self._chunks[index][number % CHUNKS]
 
-    def buffer(self, index: int, number: int) -> "Array":
+    def buffer(self, index: int, number: int) -> Array:
         """Returns a buffer of a replica, as bytes; both replicas have reported its number."""
         import numpy as np
 
@@ -226,7 +225,7 @@ class SharedGroup:
             self._buffers[index, number] = self._open_buffer(index, number)
         return self._buffers[index, number]
 
-    def copy_lent(self, index: int, descriptor: int, nbytes: int) -> "Array":
+    def copy_lent(self, index: int, descriptor: int, nbytes: int) -> Array:
         """Returns the content of lent memory of a replica: a mapping would cost a descriptor."""
         import numpy as np
 
@@ -242,8 +241,13 @@ class SharedGroup:
         """
         if self.index:
             self._ring(0, report._replace(code=self.index))
-            return self._hear_answer()
-        answer = decide([report, *self._hear_reports()])
+            (found,) = self._hear(lambda _: True, MESSAGE.size)
+            return found.code
+        reports = {0: report}
+        while len(reports) < len(self):
+            found = self._hear(lambda index: index not in reports, _READ_BYTES)
+            reports.update({each.code: each for each in found})
+        answer = decide([reports[index] for index in range(len(self))])
         for index in self._bells:
             self._ring(index, ReplicaReport(answer))
         return answer
@@ -257,14 +261,6 @@ class SharedGroup:
     def close(self) -> None:
         """Closes all descriptors. Arrays stay valid."""
         self._descriptors.close()
-
-    def _parts(self, begin: int, nbytes: int, count: int, index: int) -> "list[Array]":
-        import numpy as np
-
-        memory = np.frombuffer(self._memories[index], np.uint8)
-        return [
-            memory[begin + each * nbytes : begin + (each + 1) * nbytes] for each in range(count)
-        ]
 
     # Opening memory of others
 
@@ -285,7 +281,7 @@ class SharedGroup:
         self._processes[process] = index
         return memory
 
-    def _open_buffer(self, index: int, number: int) -> "Array":
+    def _open_buffer(self, index: int, number: int) -> Array:
         import numpy as np
 
         at = _entry(number)
@@ -310,27 +306,16 @@ class SharedGroup:
         pid = self._places[index].pid
         return ReplicaLostError(f"replica {self.ranks[index]}: its process {pid} has ended")
 
-    def _hear_reports(self) -> list[ReplicaReport]:
-        """Waits for the reports of all others; by index."""
-        reports: dict[int, ReplicaReport] = {}
-        while len(reports) < len(self) - 1:
-            self._wait(missing=lambda index: index not in reports)
-            data = os.read(self._own.bell, _READ_BYTES)
-            for fields in MESSAGE.iter_unpack(data):
-                report = ReplicaReport(*fields)
-                self._check(report)
-                reports[report.code] = report
-        return [reports[index] for index in range(1, len(self))]
-
-    def _hear_answer(self) -> int:
-        self._wait(missing=lambda _: True)
-        report = ReplicaReport(*MESSAGE.unpack(os.read(self._own.bell, MESSAGE.size)))
-        self._check(report)
-        return report.code
-
-    def _check(self, report: ReplicaReport) -> None:
-        if report.code == GIVEN_UP:
-            raise ReplicaLostError(f"replica {report.buffer} cannot go on")
+    def _hear(self, missing: Callable[[int], bool], nbytes: int) -> list[ReplicaReport]:
+        """Waits for messages on the own bell, and reads them."""
+        self._wait(missing)
+        found = [
+            ReplicaReport(*each) for each in MESSAGE.iter_unpack(os.read(self._own.bell, nbytes))
+        ]
+        for report in found:
+            if report.code == GIVEN_UP:
+                raise ReplicaLostError(f"replica {report.buffer} cannot go on")
+        return found
 
     def _wait(self, missing: Callable[[int], bool]) -> None:
         """Waits for a message on the own bell, if the report of an index is `missing`."""
@@ -394,6 +379,6 @@ def _entry(number: int) -> int:
     return (1 + number % _MAX_BUFFERS) * _BUFFER.size
 
 
-def _address(array: "Array") -> int:
+def _address(array: Array) -> int:
     address: int = array.__array_interface__["data"][0]
     return address

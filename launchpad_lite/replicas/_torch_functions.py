@@ -52,18 +52,13 @@ def all_gather(collectives: "Collectives", nest: Any, label: str = "") -> list[A
     def gather() -> list[Any]:
         nonlocal mine
         device = _tensors(nest)[0].device
-        detached = _nests.rebuilt(nest, lambda leaf: leaf.detach() if _is_tensor(leaf) else leaf)
+        detached = _with_tensors(nest, lambda tensor: tensor.detach())
         everyone = collectives.all_gather(detached, label)
         begin = len(_tensors(everyone[: collectives.rank]))
         mine = slice(begin, begin + len(_tensors(nest)))
         # A copy: results share no memory with the argument.
-        everyone[collectives.rank] = _nests.rebuilt(
-            detached, lambda leaf: leaf.clone() if _is_tensor(leaf) else leaf
-        )
-        return [
-            _nests.rebuilt(each, lambda leaf: leaf.to(device) if _is_tensor(leaf) else leaf)
-            for each in everyone
-        ]
+        everyone[collectives.rank] = _with_tensors(detached, lambda tensor: tensor.clone())
+        return [_with_tensors(each, lambda tensor: tensor.to(device)) for each in everyone]
 
     result: list[Any] = _through(
         _tensors(nest),
@@ -102,7 +97,7 @@ def _through(
     """Returns the result of `forward`; gradients of its tensors go to these ones by `backward`."""
     kept: list[Any] = []
     outputs = iter(_function().apply(forward, backward, kept, *tensors))
-    return _nests.rebuilt(kept[0], lambda leaf: next(outputs) if _is_tensor(leaf) else leaf)
+    return _with_tensors(kept[0], lambda _: next(outputs))
 
 
 @functools.cache
@@ -133,6 +128,10 @@ def _function() -> Any:
 
 def _tensors(nest: Any) -> list[Any]:
     return [leaf for _, leaf in _nests.leaves(nest) if _is_tensor(leaf)]
+
+
+def _with_tensors(nest: Any, replace: Callable[[Any], Any]) -> Any:
+    return _nests.rebuilt(nest, lambda leaf: replace(leaf) if _is_tensor(leaf) else leaf)
 
 
 def _is_tensor(leaf: Any) -> bool:
