@@ -6,10 +6,11 @@ its own. Each call begins with a meeting of all replicas, which compares their c
 small arrays as well.
 """
 
+import contextlib
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from launchpad_lite.replicas import _payload
 from launchpad_lite.replicas._call import CollectiveCall, check_same
@@ -62,7 +63,9 @@ class CourierCarrier(Carrier):
         self._machines = machines
         self._box = box
         self._courier = Courier(rank, generation, box, peers)
-        self._own = _own_memory()
+        self._own: OwnMemory | None = None
+        with contextlib.suppress(OSError):  # this system has no such memory
+            self._own = OwnMemory()
         self._error: Exception | None = None
         self._is_connected = False
         #: The groups, by their leaders; and the own one.
@@ -146,9 +149,13 @@ class CourierCarrier(Carrier):
     def _all_reduce(self, array: Array, operation: ArrayOperation, call: CollectiveCall) -> None:
         is_last = self._is_one_group
         if array.nbytes <= (SLOT_BYTES if is_last else _STAR_BYTES):
-            small = _Small(array, operation, self._arrays, len(self._members), last=is_last)
-            self._meet(call, small=small)
-            small.finish()
+            if self._arrays is None:
+                # A copy: the array may change while the result is still being sent to others.
+                parts = [array.copy()]
+            else:
+                parts = self._arrays.offer_small(array)
+            self._meet(call, small=_Small(parts, operation))
+            array[:] = parts[0]
             return
         if self._arrays is None:
             self._meet(call)
@@ -221,7 +228,7 @@ class CourierCarrier(Carrier):
             if self._leaders is not None:
                 return self._meet_groups(self._leaders, answer, digest, small)
             if small is not None and answer is not Answer.DIFFERENT:
-                small.combine()
+                small.combine(small.parts, last=True)
             return answer
 
         if self._group is None:
@@ -237,12 +244,12 @@ class CourierCarrier(Carrier):
     ) -> Answer:
         item: tuple[bytes | None, Array | None] = None, None
         if answer is not Answer.DIFFERENT:
-            item = digest, None if small is None else small.combine()
+            item = digest, None if small is None else small.combine(small.parts, last=False)
         is_same, result = leaders.meet(item, functools.partial(_join, small))
         if not is_same:
             return Answer.DIFFERENT
-        if small is not None:
-            small.accept(result)
+        if small is not None and result is not small.parts[0]:
+            small.parts[0][:] = result
         return answer
 
     def _meet_group(self, place: tuple[int, int]) -> Answer:
@@ -302,47 +309,16 @@ class CourierCarrier(Carrier):
             return None  # another container, or this one may not see other processes
 
 
-class _Small:
-    """An array that a meeting combines; `last`: the group, of this size, has all replicas."""
+class _Small(NamedTuple):
+    """Small arrays of a group: a meeting combines them, and the result is in the first one."""
 
-    def __init__(
-        self,
-        array: Array,
-        operation: ArrayOperation,
-        arrays: SharedArrays | None,
-        size: int,
-        *,
-        last: bool,
-    ) -> None:
-        """Offers the array to the group."""
-        self._array = array
-        self._operation = operation
-        self._last = last
-        if arrays is None:
-            # A copy: the array may change while the result is still being sent to others.
-            self._parts: list[Array] = [array.copy()]
-        else:
-            arrays.offer_small(array)
-            self._parts = [arrays.small(index, array) for index in range(size)]
+    parts: list[Array]
+    operation: ArrayOperation
 
-    def combine(self) -> Array:
-        """Combines the arrays of the group; returns the result. For the chief."""
-        self._operation.combine(self._parts, self._parts[0], last=self._last)
-        return self._parts[0]
-
-    def combine_groups(self, parts: Sequence[Array]) -> Array:
-        """Combines the results of all groups; returns the result. For the first leader."""
-        self._operation.combine(parts, parts[0], last=True)
+    def combine(self, parts: Sequence[Array], *, last: bool) -> Array:
+        """Combines arrays of replicas, or of groups; returns the result, in the first of them."""
+        self.operation.combine(parts, parts[0], last=last)
         return parts[0]
-
-    def accept(self, result: Array) -> None:
-        """Gives the group the result."""
-        if result is not self._parts[0]:
-            self._parts[0][:] = result
-
-    def finish(self) -> None:
-        """Takes the result out of the memory of the group."""
-        self._array[:] = self._parts[0]
 
 
 def divide(machines: Sequence[str], has_opened: Sequence[bool]) -> list[list[int]]:
@@ -355,13 +331,6 @@ def divide(machines: Sequence[str], has_opened: Sequence[bool]) -> list[list[int
     for rank, machine in enumerate(machines):
         groups.setdefault(rank if machine in apart else machine, []).append(rank)
     return list(groups.values())
-
-
-def _own_memory() -> OwnMemory | None:
-    try:
-        return OwnMemory()
-    except OSError:
-        return None
 
 
 def _compare(reports: Sequence[ReplicaReport]) -> Answer:
@@ -381,6 +350,5 @@ def _join(
     digests = {digest for digest, _ in items}
     if len(digests) > 1 or None in digests:
         return False, None
-    return True, None if small is None else small.combine_groups(
-        [part for _, part in items if part is not None]
-    )
+    parts = [part for _, part in items if part is not None]
+    return True, None if small is None else small.combine(parts, last=True)

@@ -201,7 +201,7 @@ class TorchRemote(RemoteOptimizer):
 
         optimizer.step = types.MethodType(step, optimizer)
         # As synchronous replicas have them.
-        optimizer.synchronize, optimizer.no_sync = _nothing, contextlib.nullcontext
+        optimizer.synchronize, optimizer.no_sync = lambda: None, contextlib.nullcontext
 
     def _keep(self) -> None:
         settings = [_without_parameters(group) for group in self._optimizer.param_groups]
@@ -330,10 +330,6 @@ def _gradient(parameter: Any) -> "Array | None":
         gradient = gradient.to_dense()
     # A copy: the next backward pass may add to it.
     return _memory(gradient.detach().cpu().clone())
-
-
-def _nothing() -> None:
-    pass
 
 
 # Optimizers that are functions: those of optax and of users.

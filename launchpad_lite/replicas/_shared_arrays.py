@@ -55,13 +55,12 @@ class SharedArrays:
         """Begins a turn: each replica may offer one thing, then all meet, then all may read."""
         self._turn += 1
 
-    def offer_small(self, array: Array) -> None:
-        """Offers an array of at most SLOT_BYTES to the others."""
-        self.small(self._group.index, array)[:] = array
-
-    def small(self, index: int, like: Array) -> Array:
-        """Returns the offer of a replica in this turn."""
-        return _as(self._group.slot(index, self._turn), like)
+    def offer_small(self, array: Array) -> list[Array]:
+        """Offers an array of at most SLOT_BYTES to the others; returns the offers of all."""
+        slots = [self._group.slot(index, self._turn) for index in range(len(self._group))]
+        offers = [_as(slot, array) for slot in slots]
+        offers[self._group.index][:] = array
+        return offers
 
     def offer(self, payload: _payload.Payload) -> None:
         """Offers a value to the others."""
@@ -110,10 +109,11 @@ class SharedArrays:
         """Copies the array of the replica with the index `source` to all, in place."""
         is_source = source == self._group.index
         if array.nbytes <= SLOT_BYTES:
+            slot = _as(self._group.slot(source, self._turn), array)
             if is_source:
-                self.offer_small(array)
+                slot[:] = array
             enter((0, 0))
-            array[:] = self.small(source, array)
+            array[:] = slot
             return
         place = self._own.find(array)
         parts = self._parts(array)

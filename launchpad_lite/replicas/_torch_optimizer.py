@@ -35,29 +35,13 @@ def wrap(
 ) -> Any:
     """Makes an optimizer take the same steps in all replicas; returns this optimizer.
 
-    Parameters become those of replica 0. From then on, a backward pass leaves means over the replicas
-    in `grad`: they are taken while it goes on. A parameter without a gradient in some replicas counts
+    docs/replicas.md has what users see of it. A parameter without a gradient in some replicas counts
     as zero there; one that has none in any replica keeps None. A `closure` returns the mean loss.
 
-    A loss that passes through parameters which it does not train, as that of a generator through
-    its discriminator, adds to their gradients, and their mean costs time. Train only one of them by
-    `loss.backward(inputs=list(generator.parameters()))`.
-
-    The optimizer has two methods more:
-        no_sync(): A block whose backward passes only add up gradients of this replica. The mean is
-            taken at the end of the first backward pass after it, or in `step()`.
-        synchronize(): Takes the means now, if they are not taken yet. To be called before gradients
-            are clipped or unscaled (`GradScaler`), where a backward pass has not done it: with
-            `overlap=False`, and after `no_sync`.
-
-    With `every`, gradients stay those of the replica. After every so many steps, replicas take the
-    mean of their changes (local SGD), and an outer optimizer makes a step with it (DiLoCo, arXiv
-    2311.08105), which is `optimizer.outer`. `synchronize()` does it before that.
-
-    The other parameters and the buffers of a `model` become those of replica 0, too. The names of
-    its parameters are compared, so that all replicas have them in the same order. So are those of
-    `SGD(model.named_parameters())`. With `broadcast`, buffers, as the statistics of batch
-    normalisation, become those of replica 0 again after each step.
+    The optimizer has two methods more. `no_sync()` is a block whose backward passes only add up
+    gradients of this replica; the mean is taken at the end of the first backward pass after it, or
+    in `step()`. `synchronize()` takes the means now, or makes the outer step (`optimizer.outer`)
+    before its time.
 
     Without `overlap`, means are taken in `step()`, or `synchronize()`. This is needed where parts
     of the model run in some replicas only while its backward pass has collectives of its own, and
@@ -403,18 +387,15 @@ class _Outer:
         with torch.no_grad():
             for shared, parameter in self._pairs():
                 shared.grad = shared - parameter
-            self._average()
+            for number, bucket in enumerate(self._buckets):
+                bucket.begin()
+                bucket.launch(f"outer step of {self._label}, bucket {number}")
+            for bucket in self._buckets:
+                bucket.finish()
             self.optimizer.step()
             for shared, parameter in self._pairs():
                 parameter.copy_(shared)
         self._steps = 0
-
-    def _average(self) -> None:
-        for number, bucket in enumerate(self._buckets):
-            bucket.begin()
-            bucket.launch(f"outer step of {self._label}, bucket {number}")
-        for bucket in self._buckets:
-            bucket.finish()
 
     def _pairs(self) -> Iterator[tuple[Any, Any]]:
         return zip(self._shared, self._parameters, strict=True)

@@ -410,7 +410,7 @@ class MultiWorkerAsyncReplicator(Replicator):
             limit = steps * self.num_replicas
             total = (here.made() - here.made(run)) // self.num_replicas + steps
         stepping = _Stepping(here, step_fn, inputs, limit, run)
-        with self._open_run(place, inputs, total, progress_s, tensorboard) as progress:
+        with self._open_run(place, inputs, True, total, progress_s, tensorboard) as progress:
             for result in stepping.steps():
                 if progress is not None:
                     shares = [here.share_of(rank) for rank in range(self.num_replicas)]

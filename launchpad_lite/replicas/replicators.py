@@ -25,6 +25,7 @@ from launchpad_lite.replicas._kept import State, check_can_be_kept, put_into
 from launchpad_lite.replicas._mesh_node import MeshNode
 from launchpad_lite.replicas._node import LOST, ReplicaNode, served_methods
 from launchpad_lite.replicas._optimizers import averaging
+from launchpad_lite.replicas._packing import combined
 from launchpad_lite.replicas._progress import Report, Share, TrainingProgress
 from launchpad_lite.replicas._state import Training, packed
 from launchpad_lite.replicas.errors import InterruptedTraining, ReplicaError
@@ -311,8 +312,6 @@ class Replicator:
         gathered = self.map_gather(function, items, label)
         if not gathered:
             raise ValueError("map_reduce needs at least one item")
-        from launchpad_lite.replicas._packing import combined
-
         return combined(gathered, op)
 
     def map_gather(
@@ -545,7 +544,7 @@ class Replicator:
                     inputs.last = batches[source]
         before = training.step - first if counts else 0
         total = None if steps is None else before + steps
-        with self._open_run(place, inputs, total, progress_s, tensorboard, counts) as progress:
+        with self._open_run(place, inputs, counts, total, progress_s, tensorboard) as progress:
             while then is Then.STEP:
                 if counts:
                     training.between_steps()
@@ -573,39 +572,27 @@ class Replicator:
 
     @contextlib.contextmanager
     def _open_run(
-        self,
-        place: LoopPlace,
-        inputs: _inputs.Inputs | None,
-        total: int | None,
-        progress_s: float,
-        tensorboard: str | None,
-        counts: bool = True,
+        self, place: LoopPlace, inputs: "_inputs.Inputs | None", counts: bool, *settings: Any
     ) -> Iterator[TrainingProgress | None]:
-        """Opens a run in a block, at the end of which its input is closed.
-
-        Gives what shows the progress, on replica 0.
-        """
+        """Opens a run in a block; gives its progress, with these settings, on replica 0."""
         here = self._me
-        with contextlib.ExitStack() as closing:
-            if inputs is not None:
-                closing.callback(inputs.close)
-            progress = None
-            if here.rank == 0:
-                progress = TrainingProgress(here.label, total, progress_s, tensorboard)
-                closing.callback(progress.close)
-            here.depth += 1
+        progress = TrainingProgress(here.label, *settings) if here.rank == 0 else None
+        here.depth += 1
+        if counts:
+            here.training.begin_steps()
+        try:
+            yield progress
+        except GeneratorExit:
+            place.is_over = True  # or an error has left the loop; then nothing is saved any more
+            raise
+        finally:
+            here.depth -= 1
             if counts:
-                here.training.begin_steps()
-                closing.callback(here.training.end_steps)
-            try:
-                yield progress
-            except GeneratorExit:
-                place.is_over = (
-                    True  # or an error has left the loop; then nothing is saved any more
-                )
-                raise
-            finally:
-                here.depth -= 1
+                here.training.end_steps()
+            if inputs is not None:
+                inputs.close()
+            if progress is not None:
+                progress.close()
 
     def _step(
         self,
