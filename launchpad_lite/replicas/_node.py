@@ -176,7 +176,8 @@ class ReplicaNode:
 
     def _replicate(self, generation: Generation, collectives: Collectives) -> list[Any]:
         """Runs the user's code; returns the results of all replicas."""
-        here = self._here(generation, collectives, self._training, self._members(generation))
+        members = [self._replicas[rank] for rank in generation.members]
+        here = self._here(generation, collectives, self._training, members)
         here.size = collectives.size
         with self._replicator.being(here):
             result = self._run_body(self._replicator)
@@ -262,17 +263,13 @@ class ReplicaNode:
         what = "has come back" if why.is_back else "was lost"
         collectives.abort(ReplicaLostError(f"{self._group}[{why.rank}] {what}"))
 
-    def _members(self, generation: Generation) -> Sequence[Any]:
-        """Returns clients of the replicas that take part."""
-        return [self._replicas[rank] for rank in generation.members]
-
     def _carrier(self, generation: Generation) -> Carrier:
         if len(generation.members) == 1:
             return Carrier()
         carrier = CourierCarrier(
             generation.members.index(self._rank),
             self._box,
-            self._members(generation),
+            [self._replicas[rank] for rank in generation.members],
             generation.infos,
             generation.number,
         )

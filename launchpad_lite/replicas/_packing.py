@@ -5,6 +5,7 @@ without another copy; those on a device are copied to the host first.
 """
 
 import contextlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,7 +72,7 @@ class Packed:
         found = []
         for (path, leaf), (name, shape) in zip(self._leaves, self._places, strict=True):
             begin = offsets[name]
-            offsets[name] = end = begin + _size(shape)
+            offsets[name] = end = begin + math.prod(shape)
             part = self.arrays[name][begin:end]
             # An overflow is off by the whole range, and the float by much less than half of it.
             check = self.arrays.get(_CHECK + name)
@@ -90,13 +91,6 @@ class Packed:
 
 def _may_wrap(dtype: Any, op: str) -> bool:
     return op in ("sum", "product") and getattr(dtype, "kind", "") in ("i", "u")
-
-
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
 
 
 def _shortened(described: Sequence[str]) -> str:

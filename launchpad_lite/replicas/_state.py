@@ -2,7 +2,6 @@
 
 import operator
 import pickle
-import shutil
 import threading
 import time
 import weakref
@@ -181,15 +180,11 @@ class Training:
             self._changed.wait_for(lambda: self._snapshot is not before or not self._is_running)
             self._wanted.clear()
         with self._writing:
-            if self._snapshot is None and self._file is None:
+            found = self.newest()
+            if found is None:
                 return
             with (folder / _FILE).open("wb") as file:
-                if self._snapshot is not None:
-                    pickle.dump(tuple(self._snapshot), file, protocol=5)
-                elif self._file is not None:
-                    with self._changed:
-                        self._file.seek(0)
-                        shutil.copyfileobj(self._file, file)
+                pickle.dump(tuple(found), file, protocol=5)
             with self._changed:
                 self._forget()
             self.restore(folder)

@@ -45,8 +45,7 @@ def wrap(
 
     Without `overlap`, means are taken in `step()`, or `synchronize()`. This is needed where parts
     of the model run in some replicas only while its backward pass has collectives of its own, and
-    for some uses of `checkpoint(use_reentrant=True)`: else a gradient comes twice, which raises an
-    error.
+    where `checkpoint(use_reentrant=True)` makes a gradient come twice, which raises an error.
     """
     _check(optimizer, every, outer)
     if buffers not in ("own", "broadcast") or (buffers == "broadcast" and model is None):
@@ -286,9 +285,8 @@ class _Average:
         self._is_mean = True
 
     def _launch(self) -> None:
-        number = self._launched
-        label = f"gradients of {self._label}, bucket {number}"
-        self._buckets[number].launch(label)
+        label = f"gradients of {self._label}, bucket {self._launched}"
+        self._buckets[self._launched].launch(label)
         self._launched += 1
 
     def _abandon_pass(self) -> None:

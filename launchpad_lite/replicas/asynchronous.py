@@ -441,34 +441,27 @@ class MultiWorkerAsyncReplicator(Replicator):
         ]
 
 
+@dataclass
 class _Stepping:
-    """The steps of one `run`."""
+    """The steps of one `run`, in which all replicas make `limit` steps (None: no limit)."""
 
-    def __init__(
-        self,
-        here: _AsynchronousHere,
-        step_fn: Callable[..., Any],
-        inputs: "_inputs.Inputs | None",
-        limit: "int | None",
-        run: str,
-    ) -> None:
-        self._here = here
-        self._step_fn = step_fn
-        self._inputs = inputs
-        #: How many steps all replicas make; None: no limit.
-        self._limit = limit
-        self._run = run
-        self._has_ended = False
-        self._has_result = False
-        self._result: Any = None
-        #: Seconds spent on the servers, not reported yet; and on input, as reported.
-        self._waited_s = 0.0
-        self._input_s = here.report.input_s
-        self._waits_since = 0.0
+    _here: _AsynchronousHere
+    _step_fn: Callable[..., Any]
+    _inputs: "_inputs.Inputs | None"
+    _limit: "int | None"
+    _run: str
+    _has_ended: bool = False
+    _has_result: bool = False
+    _result: Any = None
+    #: Seconds spent on the servers, not reported yet; and on input, as reported.
+    _waited_s: float = 0.0
+    _input_s: float = 0.0
+    _waits_since: float = 0.0
 
     def steps(self) -> Iterator[Any]:
         """Makes them; yields the results of the function."""
         report, began_at = self._here.report, time.monotonic() - self._here.report.seconds
+        self._input_s = report.input_s
         if not self._goes_on():
             return
         self._waits_since = time.monotonic()

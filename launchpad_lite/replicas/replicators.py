@@ -575,12 +575,13 @@ class Replicator:
         self, place: LoopPlace, inputs: "_inputs.Inputs | None", counts: bool, *settings: Any
     ) -> Iterator[TrainingProgress | None]:
         """Opens a run in a block; gives its progress, with these settings, on replica 0."""
-        here = self._me
-        progress = TrainingProgress(here.label, *settings) if here.rank == 0 else None
+        here, progress = self._me, None
         here.depth += 1
         if counts:
             here.training.begin_steps()
         try:
+            if here.rank == 0:
+                progress = TrainingProgress(here.label, *settings)
             yield progress
         except GeneratorExit:
             place.is_over = True  # or an error has left the loop; then nothing is saved any more
