@@ -25,12 +25,7 @@ class CollectiveCall(NamedTuple):
 
 
 def check_same(calls: Sequence[CollectiveCall], first: int = 0) -> None:
-    """Checks that all replicas, whose numbers begin with `first`, make the same call.
-
-    Raises:
-        CollectiveMismatchError: They do not. Names the replicas that differ from most of the
-            others.
-    """
+    """Raises CollectiveMismatchError unless all replicas, from `first` on, make the same call."""
     kinds = [(call.number, call.signature, call.facts) for call in calls]
     if kinds.count(kinds[0]) == len(kinds):
         return

@@ -61,7 +61,6 @@ class CourierCarrier(Carrier):
         self.rank = rank
         self.size = len(peers)
         self._machines = machines
-        self._box = box
         self._courier = Courier(rank, generation, box, peers)
         self._own: OwnMemory | None = None
         with contextlib.suppress(OSError):  # this system has no such memory

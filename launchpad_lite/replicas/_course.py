@@ -15,9 +15,8 @@ from launchpad_lite.replicas.errors import ReplicaError
 class LoopPlace:
     """A run, or a loop over epochs.
 
-    The kind is `run` or `epochs`. The number counts the calls in the same epoch, or outside of all,
-    from 1. `made` counts steps that it has made, or epochs that have ended. It `is_over` when the
-    user's code has left it.
+    The number counts the calls in the same epoch, or outside of all, from 1. `made` counts steps,
+    or epochs that have ended. It `is_over` when the user's code has left it.
     """
 
     kind: str
@@ -27,10 +26,7 @@ class LoopPlace:
 
 
 class Course:
-    """The place of a training in its code. Not thread-safe.
-
-    `saved` has the `places` at the snapshot from which it goes on.
-    """
+    """The place of a training in its code, which goes on at the `saved` ones. Not thread-safe."""
 
     def __init__(self, saved: Sequence[LoopPlace] = ()) -> None:
         self.saved = list(saved)
@@ -56,10 +52,7 @@ class Course:
         return any(place.is_over for place in self._path)
 
     def enter(self, kind: str) -> LoopPlace:
-        """Returns the place of a call that begins.
-
-        Raises ReplicaError if it was of another kind before a restart.
-        """
+        """Returns the place of a call that begins."""
         level = self._open_loops
         number = self._path[level].number + 1 if level < len(self._path) else 1
         place = LoopPlace(kind, number)

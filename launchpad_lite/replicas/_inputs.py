@@ -28,10 +28,7 @@ _PATIENCE_S = 1.0
 
 
 class Batch(NamedTuple):
-    """An item of a pipeline, or its end.
-
-    `may_overlap` says whether the next one may be fetched during a step with this one.
-    """
+    """An item of a pipeline; `may_overlap`: the next may be fetched during a step with this one."""
 
     is_there: bool
     value: Any = None
@@ -43,10 +40,7 @@ Key = tuple[int, int, int]
 
 
 def split_leading(batch: Any, parts: int) -> list[Any]:
-    """Returns a batch in equal parts along the first dimension of each leaf.
-
-    Raises InputSplitError if that is not possible.
-    """
+    """Returns a batch in equal parts along the first dimension of each leaf."""
     for path, leaf in _nests.leaves(batch):
         where = f"{path} of the batch" if path else "the batch"
         if not _nests.kind(leaf) or not getattr(leaf, "shape", ()):
@@ -137,28 +131,25 @@ class SharedPipeline:
         self._split = split
         self._lock = threading.Lock()
         self._batches: dict[int, Sequence[Batch]] = {}
-        self._end: int | None = None
 
     def take(self, position: int, part: int) -> Batch:
         """Returns a part of the batch at a position."""
         with self._lock:
-            while position not in self._batches and self._end is None:
-                self._fetch()
-            return self._batches[position][part] if position in self._batches else Batch(False)
+            if position not in self._batches:  # all replicas ask for each of them, until the end
+                self._batches[position] = self._fetch()
+                self._batches.pop(position - _KEPT, None)
+            return self._batches[position][part]
 
-    def _fetch(self) -> None:
-        position = max(self._batches, default=-1) + 1
+    def _fetch(self) -> Sequence[Batch]:
         batch = self._pipeline.take()
         if not batch.is_there:
-            self._end = position
-            return
+            return [batch] * self._parts
         parts = [batch._replace(value=part) for part in self._split(batch.value, self._parts)]
         if len(parts) != self._parts:
             raise InputSplitError(
                 f"input_split_fn returned {len(parts)} parts for {self._parts} replicas"
             )
-        self._batches[position] = parts
-        self._batches.pop(position - _KEPT, None)
+        return parts
 
 
 class Inputs:

@@ -75,11 +75,7 @@ class Meeting:
                 self._end(seat, rank)
 
     async def begin(self, rank: int) -> Generation:
-        """Returns the generation of a replica that attends, once all have come.
-
-        Raises ReplicaLostError if it does not attend any more: this is another life of replica 0,
-        say.
-        """
+        """Returns the generation of a replica that attends, once all have come."""
         if rank not in self._seats:
             raise ReplicaLostError(f"replica {rank} does not attend")
         return await asyncio.shield(self._seats[rank].begun)

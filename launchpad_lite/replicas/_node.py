@@ -241,10 +241,7 @@ class ReplicaNode:
                 collectives.close()
 
     def _begun(self, stream: Any, meeting: Any) -> Generation:
-        """Waits until all have come.
-
-        Raises _NotMetError: replica 0 was lost, others have finished, or the program stops.
-        """
+        """Waits until all have come; _NotMetError: replica 0 was lost, or there is no more to do."""
         try:
             next(stream)
             call = meeting.futures.replica_begin(self._rank)
@@ -309,10 +306,7 @@ class _NotMetError(Exception):
 
 
 def served_methods(body: type) -> list[str]:
-    """Returns the names of the methods of a class that other nodes may call.
-
-    Raises ValueError if one of them has a name that replicas use.
-    """
+    """Returns the names of the methods of a class that other nodes may call."""
     names = [name for name in dir(body) if not name.startswith("_") and name != "run"]
     methods = [name for name in names if callable(getattr(body, name))]
     if taken := [name for name in methods if name in dir(ReplicaNode)]:

@@ -20,10 +20,6 @@ class ArrayOperation:
     """Combines arrays of one dtype."""
 
     def __init__(self, op: Op, dtype: Any, size: int) -> None:
-        """Prepares it for arrays of this dtype, of `size` replicas.
-
-        Raises TypeError if they cannot be combined so, ValueError if there is no such operation.
-        """
         import numpy as np
 
         if op not in _UFUNCS:

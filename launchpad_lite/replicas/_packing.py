@@ -29,8 +29,7 @@ class Packed:
         """Packs a nested value; leaves of the kind `aside` are not packed.
 
         Before the operation `mean`, integers become floats. Before sums and products they are also
-        kept as floats, to find overflows. Raises TypeError for a leaf that is no number and no
-        array, or of a dtype that cannot be added.
+        kept as floats, to find overflows.
         """
         import numpy as np
 
@@ -64,10 +63,7 @@ class Packed:
         self.text = _shortened(described)
 
     def unpacked(self) -> Any:
-        """Returns the nested value with the present content of the arrays; leaves keep their kinds.
-
-        Raises OverflowError if a sum or product of integers is too large for their type.
-        """
+        """Returns the nested value with the present content of the arrays; leaves keep their kinds."""
         offsets = dict.fromkeys(self.arrays, 0)
         found = []
         for (path, leaf), (name, shape) in zip(self._leaves, self._places, strict=True):
@@ -116,10 +112,7 @@ def check_not_traced(leaf: Any) -> None:
 
 
 def as_numpy(leaf: Any, path: str = "") -> Array:
-    """Returns a leaf as an array of numpy; on a CPU it may share its memory.
-
-    Raises TypeError if it is no number and no array, or of a dtype that cannot be added.
-    """
+    """Returns a number or an array as an array of numpy; on a CPU it may share its memory."""
     import numpy as np
 
     kind = _nests.kind(leaf)

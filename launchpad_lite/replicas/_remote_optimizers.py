@@ -23,10 +23,7 @@ from launchpad_lite.replicas.errors import ReplicaError
 
 
 class OptimizerStep(NamedTuple):
-    """A step of an optimizer: gradients of the parameters in order, and its settings then.
-
-    Settings are such as the learning rate.
-    """
+    """A step of an optimizer: gradients of the parameters in order, and its settings then."""
 
     gradients: "Sequence[Array | None]"
     settings: Any
@@ -62,10 +59,7 @@ class Seen(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ParameterPart:
-    """Parameters on a server, in an optimizer with their state.
-
-    It is replaced, never changed: others may be reading it.
-    """
+    """Parameters on a server. It is replaced, never changed: others may be reading it."""
 
     optimizer: "TorchServer | FunctionalServer"
     version: int = 0
@@ -88,10 +82,7 @@ class ParameterPart:
 
 
 class RemoteOptimizer(abc.ABC):
-    """An optimizer of a replica, whose parameters are on servers. Not thread-safe.
-
-    `keys` are those of the parts into which its parameters are divided.
-    """
+    """An optimizer of a replica, whose parameters are on servers. Not thread-safe."""
 
     def __init__(self, name: str, parts: Mapping[int, Sequence[Any]]) -> None:
         self._name = name
@@ -350,10 +341,7 @@ class FunctionalRemote(RemoteOptimizer):
         return ()
 
     def update(self, gradients: Any, state: Any = (), parameters: Any = None) -> Any:  # noqa: ARG002
-        """Keeps gradients for the servers; returns zeros in place of updates, and the state.
-
-        Raises ValueError if they are not nested as the parameters are.
-        """
+        """Keeps gradients for the servers; returns zeros in place of updates, and the state."""
         import numpy as np
 
         (key,) = self.keys

@@ -171,10 +171,7 @@ class SharedGroup:
     def __init__(
         self, own: OwnMemory, ranks: Sequence[int], places: Sequence[MemoryPlace], rank: int
     ) -> None:
-        """Opens the memory of the others, whose places have the order of `ranks`.
-
-        Raises OSError if that is not possible.
-        """
+        """Opens the memory of the others, whose places have the order of `ranks`."""
         import numpy as np
 
         self.ranks = ranks

@@ -29,10 +29,7 @@ class Snapshot(NamedTuple):
 
 
 def packed(name: str, thing: Any) -> Payload:
-    """Returns the value of a kept thing for `_payload.unpack`; shares its arrays and tensors.
-
-    Raises TypeError if it cannot be pickled.
-    """
+    """Returns the value of a kept thing for `_payload.unpack`; shares its arrays and tensors."""
     try:
         return _payload.pack(taken_from(thing))
     except (TypeError, AttributeError, pickle.PicklingError) as error:
@@ -132,10 +129,7 @@ class Training:
             self.take()
 
     def take(self) -> None:
-        """Takes a snapshot, which does not share memory with kept things.
-
-        Raises ReplicaError if the steps replace a kept thing, and do not change it.
-        """
+        """Takes a snapshot, which does not share memory with kept things."""
         begun_at = time.monotonic()
         self._check_changes()
         kept = {name: packed(name, thing) for name, thing in self.kept.items()}

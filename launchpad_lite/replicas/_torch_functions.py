@@ -29,10 +29,7 @@ def needs_gradient(nest: Any) -> bool:
 
 
 def all_reduce(collectives: "Collectives", nest: Any, op: Op = "sum", label: str = "") -> Any:
-    """Returns nested values, each leaf combined over the replicas.
-
-    Raises ValueError if there is no gradient of this `op`.
-    """
+    """Returns nested values, each leaf combined over the replicas."""
     if op not in ("sum", "mean"):
         raise ValueError(
             f"there is no gradient of all_reduce({op!r}); use sum or mean, or tensors without "

@@ -167,10 +167,7 @@ class _AsyncReplicaNode(ReplicaNode):
 
 
 def _result_of(replica: Any) -> Any:
-    """Returns the result of another replica, once there is one.
-
-    Raises ReplicaLostError if the program stops.
-    """
+    """Returns the result of another replica, once there is one, unless the program stops."""
     # Not from the servers: their checkpoints may have results of an earlier program.
     patient = courier.with_timeout(replica, _LOOK_S)
     while not lp.stop_event().is_set():
@@ -182,10 +179,7 @@ def _result_of(replica: Any) -> Any:
 
 
 def _awaited(ps: engines.ParameterServerClient, key: Any) -> Any:
-    """Returns the value of a key, once a replica has set it.
-
-    Raises ReplicaLostError if the program stops.
-    """
+    """Returns the value of a key, once a replica has set it, unless the program stops."""
     while True:
         try:
             return ps.get(key).value
