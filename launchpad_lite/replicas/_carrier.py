@@ -34,7 +34,7 @@ class Carrier:
     aside: str = ""
 
     def takes(self, device: Any, call: CollectiveCall) -> bool:  # noqa: ARG002 - others ask each other
-        """Returns whether `all_reduce` and `broadcast` take tensors on this GPU. All replicas ask together."""
+        """Returns whether `all_reduce` takes tensors on this GPU. All replicas ask together."""
         return self.size == 1
 
     def all_reduce(self, array: Any, op: Op, call: CollectiveCall) -> None:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import courier
 from launchpad_lite.launching import loaded_module
@@ -19,10 +19,6 @@ from launchpad_lite.replicas._call import CollectiveCall
 from launchpad_lite.replicas._carrier import NEWS_S, Array, Carrier, Op
 from launchpad_lite.replicas._operations import leave_out
 from launchpad_lite.replicas._packing import Packed
-
-if TYPE_CHECKING:
-    import types
-
 
 T = TypeVar("T")
 
@@ -111,7 +107,7 @@ class Collectives:
         """Returns memory with which `reduce_later` is fastest; as `Carrier.buffer`."""
         return self._carrier.buffer(nbytes)
 
-    def reduce_later(self, array: Any, op: Op, label: str) -> "Future[None]":
+    def reduce_later(self, array: Any, op: Op, label: str) -> Future[None]:
         """Combines a flat array in place, in the background; returns a future for `finish`."""
         text = f"{array.dtype}[{len(array)}]"
         with self._lock:
@@ -121,7 +117,7 @@ class Collectives:
             self._last = self._background.submit(self._reduce, array, op, call, self.idle)
             return self._last
 
-    def finish(self, later: "Future[None]") -> None:
+    def finish(self, later: Future[None]) -> None:
         """Waits for the calls in the background."""
         begun_at = time.monotonic()
         try:
@@ -196,7 +192,7 @@ def _site() -> str:
     """Returns the line of the user's code that makes a call; empty if no such code does."""
     torch = loaded_module("torch")  # it calls hooks, in the backward pass and in step()
     others = _HERE if torch is None else (_HERE, torch.__path__[0] + os.sep)
-    frame: types.FrameType | None = sys._getframe(1)
+    frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(others):
         frame = frame.f_back
     # None in the backward pass of a GPU, or where nodes gather the results of functions.

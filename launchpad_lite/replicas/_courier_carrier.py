@@ -131,19 +131,15 @@ class CourierCarrier(Carrier):
             raise  # all replicas raise it, so they may go on
         except BaseException as error:
             known = self._error
-            self._give_up(error)
+            if isinstance(error, ReplicaError):
+                self.abort(error)
+            else:
+                self.abort(ReplicaLostError(f"replica {self.rank} cannot go on: {error!r}"))
+            if self._group is not None:  # they would wait for calls that this one does not make
+                self._group.give_up()
             if known is None:
                 raise
             raise known from None
-
-    def _give_up(self, error: BaseException) -> None:
-        """Tells the others, which would wait for calls that this one does not make."""
-        if isinstance(error, ReplicaError):
-            self.abort(error)
-        else:
-            self.abort(ReplicaLostError(f"replica {self.rank} cannot go on: {error!r}"))
-        if self._group is not None:
-            self._group.give_up()
 
     def _all_reduce(self, array: Array, operation: ArrayOperation, call: CollectiveCall) -> None:
         is_last = self._is_one_group

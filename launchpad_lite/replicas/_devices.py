@@ -52,7 +52,7 @@ def ask_jax_for(count: int) -> None:
 
 
 def of_jax(count: int) -> "list[Any]":
-    """Returns devices of JAX in this process: accelerators, or virtual CPU devices in their place."""
+    """Returns devices of JAX in this process: accelerators, or virtual CPU devices."""
     ask_jax_for(count)
     import jax
 

@@ -54,29 +54,24 @@ class GpuCarrier(Carrier):
         return len(set(gpus)) == self.size
 
     def all_reduce(self, array: Any, op: Op, call: CollectiveCall) -> None:
-        if not self._is_for(array):
+        device = getattr(array, "device", None)  # arrays of numpy have none, or a text
+        if getattr(device, "type", None) != self._device:
             self._other.all_reduce(array, op, call)
             return
         from torch.distributed import AllreduceOptions, ReduceOp
 
-        self._agree(call)
+        # All replicas make this call: NCCL would hang, or add unrelated numbers.
+        self._other.all_gather(None, call)
         options = AllreduceOptions()
+        options.timeout = _FOREVER
         names = {"mean": "SUM"}  # gloo has no mean
         options.reduceOp = getattr(ReduceOp, names.get(op, op.upper()))
         if op == "mean":
             array.div_(self.size)  # before the sum, which may be too large for float16
-        self._run("allreduce", array, options)
+        self._run(array, options)
 
     def broadcast(self, array: Any, source: int, call: CollectiveCall) -> None:
-        if not self._is_for(array):
-            self._other.broadcast(array, source, call)
-            return
-        from torch.distributed import BroadcastOptions
-
-        self._agree(call)
-        options = BroadcastOptions()
-        options.rootRank = source
-        self._run("broadcast", array, options)
+        self._other.broadcast(array, source, call)
 
     def all_gather(self, value: Any, call: CollectiveCall) -> Sequence[Any]:
         return self._other.all_gather(value, call)
@@ -94,14 +89,6 @@ class GpuCarrier(Carrier):
     def close(self) -> None:
         self._group = None
         self._other.close()
-
-    def _is_for(self, array: Any) -> bool:
-        device = getattr(array, "device", None)  # arrays of numpy have none, or a text
-        return getattr(device, "type", None) == self._device
-
-    def _agree(self, call: CollectiveCall) -> None:
-        """Checks that all replicas make this call: NCCL would hang, or add unrelated numbers."""
-        self._other.all_gather(None, call)
 
     def _connect(self) -> Any:
         """Connects all replicas. Takes a free port on the machine of replica 0."""
@@ -121,13 +108,12 @@ class GpuCarrier(Carrier):
         options._timeout = _FOREVER
         return c10d.ProcessGroupNCCL(store, self.rank, self.size, options)
 
-    def _run(self, method: str, array: Any, options: Any) -> None:
-        """Begins a call of the group, and waits until it is over."""
-        options.timeout = _FOREVER
+    def _run(self, array: Any, options: Any) -> None:
+        """Combines a tensor, and waits until that is over."""
         try:
             if self._group is None:
                 self._group = self._connect()
-            work = getattr(self._group, method)([array], options)
+            work = self._group.allreduce([array], options)
             while not work.is_completed():
                 try:
                     work.wait(timedelta(seconds=_LOOK_S))

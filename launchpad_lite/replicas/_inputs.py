@@ -1,6 +1,7 @@
 """The input of replicas: a pipeline each, or one for all replicas of a worker."""
 
 import concurrent.futures
+import contextlib
 import contextvars
 import itertools
 import queue
@@ -8,14 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from courier.lowlevel import signature_of
 from launchpad_lite.replicas import _devices, _nests
 from launchpad_lite.replicas.errors import InputSplitError
-
-if TYPE_CHECKING:
-    import contextlib
 
 #: Batches that a worker keeps for replicas that have not fetched theirs.
 _KEPT = 4
@@ -211,7 +209,7 @@ class Inputs:
             self._later = Future()
             self._asked.put(self._later)
 
-    def _serve(self, device: "contextlib.AbstractContextManager[Any]") -> None:
+    def _serve(self, device: contextlib.AbstractContextManager[Any]) -> None:
         with device:
             for later in iter(self._asked.get, None):
                 try:

@@ -9,17 +9,14 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from typing import Any
 
 import courier
 from launchpad_lite.replicas._carrier import Array
 from launchpad_lite.replicas._mailbox import Box, Join
 from launchpad_lite.replicas._operations import ArrayOperation, blocks, share
 from launchpad_lite.replicas.errors import ReplicaLostError
-
-if TYPE_CHECKING:
-    import concurrent.futures
-
 
 _CHUNK_BYTES = 1 << 22
 #: Items that a leader has sent, and others have not received, at most.
@@ -38,7 +35,7 @@ class Courier:
         self._peers = peers
         self._lock = threading.Lock()
         self._error: Exception | None = None
-        self._waits_for: concurrent.futures.Future[Any] | None = None
+        self._waits_for: Future[Any] | None = None
 
     def meet(self, turn: int, host: int, item: Any, join: Join, size: int) -> Any:
         """Takes part in the meeting at the replica `host`; returns its result.
@@ -53,7 +50,7 @@ class Courier:
             answer = meet(self._generation, turn, self.rank, item)
         return self.wait(answer, host)
 
-    def put(self, rank: int, key: Any, item: Any) -> "concurrent.futures.Future[None]":
+    def put(self, rank: int, key: Any, item: Any) -> Future[None]:
         """Sends something to a replica. It must not change until the future is done."""
         put = self._peers[rank].futures.replica_put
         return put(self._generation, key, item)  # type: ignore[no-any-return]
@@ -62,7 +59,7 @@ class Courier:
         """Waits for an item from another replica."""
         return self._box.take(self._generation, key)
 
-    def wait(self, future: "concurrent.futures.Future[Any]", rank: int) -> Any:
+    def wait(self, future: Future[Any], rank: int) -> Any:
         """Waits for the answer of a replica; ReplicaLostError: it does not answer any more."""
         with self._lock:
             self._waits_for = future
@@ -164,7 +161,7 @@ class _OpenPuts:
 
     def __init__(self, courier: Courier) -> None:
         self._courier = courier
-        self._open: deque[tuple[concurrent.futures.Future[None], int]] = deque()
+        self._open: deque[tuple[Future[None], int]] = deque()
 
     def __enter__(self) -> "_OpenPuts":
         return self
@@ -186,7 +183,7 @@ class _OpenPuts:
             self._open.popleft()
 
 
-def _read(future: "concurrent.futures.Future[None]") -> None:
+def _read(future: Future[None]) -> None:
     if not future.cancelled():
         future.exception()
 

@@ -1,8 +1,8 @@
 """Mailboxes: where items of other replicas arrive over courier, and callers wait for them."""
 
-import concurrent.futures
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from launchpad_lite.replicas.errors import ReplicaLostError
@@ -16,7 +16,7 @@ class _Gathering:
 
     def __init__(self) -> None:
         self.items: dict[int, Any] = {}
-        self.answers: list[concurrent.futures.Future[Any]] = []
+        self.answers: list[Future[Any]] = []
         self.join: Join | None = None
         self.size = 0
 
@@ -56,14 +56,14 @@ class Box:
 
     def meet(
         self, generation: int, turn: int, index: int, item: Any, host: tuple[Join, int] | None
-    ) -> "concurrent.futures.Future[Any]":
+    ) -> Future[Any]:
         """Takes part in a meeting here; returns its result.
 
         `index` is the replica that takes part. `host` is given by the replica that owns this, and
         only by that one, so that no code comes from others: it makes the result, and how many take
         part.
         """
-        answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        answer: Future[Any] = Future()
         with self._lock:
             error = self._refusal(generation)
             if error is None:
@@ -112,9 +112,7 @@ class Mailbox:
     def __init__(self, box: Box) -> None:
         self._box = box
 
-    def replica_meet(
-        self, generation: int, turn: int, index: int, item: Any
-    ) -> "concurrent.futures.Future[Any]":
+    def replica_meet(self, generation: int, turn: int, index: int, item: Any) -> Future[Any]:
         """Takes part in a meeting at this replica. Holds no thread of the server."""
         return self._box.meet(generation, turn, index, item, None)
 

@@ -241,7 +241,7 @@ class ReplicaNode:
                 collectives.close()
 
     def _begun(self, stream: Any, meeting: Any) -> Generation:
-        """Waits until all have come; _NotMetError: replica 0 was lost, or there is no more to do."""
+        """Waits until all have come; _NotMetError: replica 0 was lost, or the work is over."""
         try:
             next(stream)
             call = meeting.futures.replica_begin(self._rank)

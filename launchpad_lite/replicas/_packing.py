@@ -63,7 +63,7 @@ class Packed:
         self.text = _shortened(described)
 
     def unpacked(self) -> Any:
-        """Returns the nested value with the present content of the arrays; leaves keep their kinds."""
+        """Returns the nested value with what the arrays have now; leaves keep their kinds."""
         offsets = dict.fromkeys(self.arrays, 0)
         found = []
         for (path, leaf), (name, shape) in zip(self._leaves, self._places, strict=True):

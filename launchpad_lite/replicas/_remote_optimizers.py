@@ -187,18 +187,15 @@ class TorchRemote(RemoteOptimizer):
             if closure is not None:
                 with torch.enable_grad():
                     loss = closure()
-            self._keep()
+            settings = [_without_parameters(group) for group in optimizer.param_groups]
+            for key, parameters in self._parts.items():
+                gradients = [_gradient(parameter) for parameter in parameters]
+                self._steps[key].append(OptimizerStep(gradients, settings))
             return loss
 
         optimizer.step = types.MethodType(step, optimizer)
         # As synchronous replicas have them.
         optimizer.synchronize, optimizer.no_sync = lambda: None, contextlib.nullcontext
-
-    def _keep(self) -> None:
-        settings = [_without_parameters(group) for group in self._optimizer.param_groups]
-        for key, parameters in self._parts.items():
-            gradients = [_gradient(parameter) for parameter in parameters]
-            self._steps[key].append(OptimizerStep(gradients, settings))
 
     def first(self, key: int) -> ParameterPart:
         """Returns the first value of a key: a copy of what is here."""

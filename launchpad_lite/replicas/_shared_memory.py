@@ -219,7 +219,10 @@ class SharedGroup:
         if (index, number) not in self._buffers:
             for key in [key for key in self._buffers if self._own.memory_of(key[1]) is None]:
                 del self._buffers[key]  # a replica that has freed its own will not ask for others'
-            self._buffers[index, number] = self._open_buffer(index, number)
+            at = _entry(number)
+            descriptor, nbytes = _BUFFER.unpack(self._memories[index][at : at + _BUFFER.size])
+            memory = self._map_of(index, descriptor, nbytes)
+            self._buffers[index, number] = np.frombuffer(memory, np.uint8)
         return self._buffers[index, number]
 
     def copy_lent(self, index: int, descriptor: int, nbytes: int) -> Array:
@@ -238,8 +241,7 @@ class SharedGroup:
         """
         if self.index:
             self._ring(0, report._replace(code=self.index))
-            (found,) = self._hear(lambda _: True, MESSAGE.size)
-            return found.code
+            return self._hear(lambda _: True, MESSAGE.size)[0].code
         reports = {0: report}
         while len(reports) < len(self):
             found = self._hear(lambda index: index not in reports, _READ_BYTES)
@@ -273,17 +275,12 @@ class SharedGroup:
         memory = _map_marked(place)
         self._bells[index] = _open(place.pid, place.bell, os.O_WRONLY | os.O_NONBLOCK, "pipe:")
         self._descriptors.callback(os.close, self._bells[index])
-        if _has_ended(process):
+        poll = select.poll()  # select.select takes no descriptor above 1023
+        poll.register(process, select.POLLIN)
+        if poll.poll(0):
             raise ProcessLookupError(f"process {place.pid} has ended")
         self._processes[process] = index
         return memory
-
-    def _open_buffer(self, index: int, number: int) -> Array:
-        import numpy as np
-
-        at = _entry(number)
-        descriptor, nbytes = _BUFFER.unpack(self._memories[index][at : at + _BUFFER.size])
-        return np.frombuffer(self._map_of(index, descriptor, nbytes), np.uint8)
 
     def _map_of(self, index: int, descriptor: int, nbytes: int) -> mmap.mmap:
         try:
@@ -328,12 +325,6 @@ class SharedGroup:
             for process in ready & self._processes.keys():
                 self._ended.add(self._processes[process])
                 self._poll.unregister(process)
-
-
-def _has_ended(process: int) -> bool:
-    poll = select.poll()  # select.select takes no descriptor above 1023
-    poll.register(process, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _make(nbytes: int) -> tuple[int, mmap.mmap]:

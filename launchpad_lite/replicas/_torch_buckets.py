@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from launchpad_lite.replicas._collectives import Collectives
+from launchpad_lite.replicas._collectives import Collectives
 
 _FIRST_BYTES = 1 << 20  # so that the first mean begins soon
 
@@ -17,7 +16,7 @@ class Bucket:
     its memory, for the `grad` of each; those with indices in `missing` are not filled in this pass.
     """
 
-    def __init__(self, collectives: "Collectives", parameters: Sequence[Any]) -> None:
+    def __init__(self, collectives: Collectives, parameters: Sequence[Any]) -> None:
         """Makes the memory for parameters of one type, on one device."""
         import torch
         from torch.utils.weak import TensorWeakRef
@@ -96,7 +95,7 @@ class Bucket:
 
 
 def make_buckets(
-    collectives: "Collectives", parameters: Sequence[Any], bucket_bytes: int
+    collectives: Collectives, parameters: Sequence[Any], bucket_bytes: int
 ) -> list[Bucket]:
     """Returns buckets in the order in which a backward pass fills them, the last layer first."""
     groups: list[list[Any]] = []
@@ -115,7 +114,7 @@ def make_buckets(
     return [Bucket(collectives, group) for group in groups]
 
 
-def _sent(collectives: "Collectives", like: Any, count: int) -> tuple[Any, Any]:
+def _sent(collectives: Collectives, like: Any, count: int) -> tuple[Any, Any]:
     """Returns memory to send, as a tensor, and in the form for `reduce_later`."""
     import numpy as np
     import torch

@@ -10,14 +10,12 @@ loss of all replicas or of none, and its tensors need a gradient in all replicas
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launchpad_lite.launching import loaded_module
 from launchpad_lite.replicas import _nests
 from launchpad_lite.replicas._carrier import Op
-
-if TYPE_CHECKING:
-    from launchpad_lite.replicas._collectives import Collectives
+from launchpad_lite.replicas._collectives import Collectives
 
 
 def needs_gradient(nest: Any) -> bool:
@@ -28,7 +26,7 @@ def needs_gradient(nest: Any) -> bool:
     return any(tensor.requires_grad for tensor in _tensors(nest))
 
 
-def all_reduce(collectives: "Collectives", nest: Any, op: Op = "sum", label: str = "") -> Any:
+def all_reduce(collectives: Collectives, nest: Any, op: Op = "sum", label: str = "") -> Any:
     """Returns nested values, each leaf combined over the replicas."""
     if op not in ("sum", "mean"):
         raise ValueError(
@@ -42,7 +40,7 @@ def all_reduce(collectives: "Collectives", nest: Any, op: Op = "sum", label: str
     )
 
 
-def all_gather(collectives: "Collectives", nest: Any, label: str = "") -> list[Any]:
+def all_gather(collectives: Collectives, nest: Any, label: str = "") -> list[Any]:
     """Returns the nested values of all replicas, by replica; each has at least one tensor."""
     mine = slice(0, 0)
 
@@ -65,7 +63,7 @@ def all_gather(collectives: "Collectives", nest: Any, label: str = "") -> list[A
     return result
 
 
-def broadcast(collectives: "Collectives", nest: Any, source: int = 0, label: str = "") -> Any:
+def broadcast(collectives: Collectives, nest: Any, source: int = 0, label: str = "") -> Any:
     """Returns the nested values of one replica, whose structure all have."""
 
     def backward(gradients: Sequence[Any]) -> list[Any]:
@@ -75,7 +73,7 @@ def broadcast(collectives: "Collectives", nest: Any, source: int = 0, label: str
     return _through(_tensors(nest), lambda: collectives.broadcast(nest, source, label), backward)
 
 
-def _reduced(collectives: "Collectives", gradients: Sequence[Any], op: Op, label: str) -> list[Any]:
+def _reduced(collectives: Collectives, gradients: Sequence[Any], op: Op, label: str) -> list[Any]:
     """Returns gradients, combined over the replicas; None for other types than floating-point."""
     real = [each.is_floating_point() or each.is_complex() for each in gradients]
     given = [each for each, is_real in zip(gradients, real, strict=True) if is_real]

@@ -9,21 +9,19 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from launchpad_lite.replicas import _nests
+from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._torch_buckets import Bucket, make_buckets
 from launchpad_lite.replicas.errors import CollectiveMismatchError, ReplicaError
-
-if TYPE_CHECKING:
-    from launchpad_lite.replicas._collectives import Collectives
 
 BUCKET_BYTES = 25 << 20
 
 
 def wrap(
     optimizer: Any,
-    collectives: "Collectives",
+    collectives: Collectives,
     *,
     model: Any = None,
     buffers: Literal["own", "broadcast"] = "own",
@@ -64,7 +62,7 @@ def wrap(
     return optimizer
 
 
-def check_names(collectives: "Collectives", kept: Any) -> None:
+def check_names(collectives: Collectives, kept: Any) -> None:
     """Checks that optimizers among kept things have the parameters of models there in one order."""
     import torch
 
@@ -117,7 +115,7 @@ def _texts(named: Sequence[tuple[str, Any]]) -> list[str]:
     return [f"{name} {tensor.dtype}{list(tensor.shape)}".strip() for name, tensor in named]
 
 
-def _check_same(collectives: "Collectives", mine: Sequence[str], label: str) -> None:
+def _check_same(collectives: Collectives, mine: Sequence[str], label: str) -> None:
     """Raises CollectiveMismatchError unless all replicas have the same things in the same order."""
     first, *others = collectives.all_gather(mine, label)
     for rank, other in enumerate(others, 1):
@@ -131,7 +129,7 @@ def _check_same(collectives: "Collectives", mine: Sequence[str], label: str) -> 
 
 
 def _take_from_first(
-    collectives: "Collectives", named: Sequence[tuple[str, Any]], label: str
+    collectives: Collectives, named: Sequence[tuple[str, Any]], label: str
 ) -> None:
     """Makes tensors those of replica 0, which have the same names there."""
     if collectives.size > 1:
@@ -139,7 +137,7 @@ def _take_from_first(
         _copy_first(collectives, [tensor for _, tensor in named], f"parameters of {label}")
 
 
-def _copy_first(collectives: "Collectives", tensors: Sequence[Any], label: str) -> None:
+def _copy_first(collectives: Collectives, tensors: Sequence[Any], label: str) -> None:
     """Copies tensors of replica 0 into those of the others."""
     import torch
 
@@ -154,7 +152,7 @@ class _Average:
 
     def __init__(
         self,
-        collectives: "Collectives",
+        collectives: Collectives,
         optimizer: Any,
         overlap: bool,
         bucket_bytes: int,
@@ -343,7 +341,7 @@ class _Outer:
 
     def __init__(
         self,
-        collectives: "Collectives",
+        collectives: Collectives,
         optimizer: Any,
         every: int,
         outer: Callable[[list[Any]], Any],

@@ -150,13 +150,8 @@ class _AsyncReplicaNode(ReplicaNode):
         super().__init__(*others)
 
     def _live(self) -> None:
-        here = _AsynchronousHere(
-            rank=self._rank,
-            collectives=Collectives(Carrier()),
-            training=self._training,
-            label=self._group,
-            ps=self._ps,
-        )
+        collectives = Collectives(Carrier())
+        here = _AsynchronousHere(self._rank, collectives, self._training, self._group, ps=self._ps)
         here.report.losses = lp.restart_count()
         with self._replicator.being(here):
             result = self._run_body(self._replicator)
