@@ -22,8 +22,7 @@ class Carrier:
     One thread calls at a time; `abort` comes from another one. This class is for a single replica.
 
     Calls raise `CollectiveMismatchError` in all replicas that make different ones,
-    `ReplicaLostError` if a replica is lost, and `ValueError` or `TypeError` for an array that the
-    carrier cannot take.
+    `ReplicaLostError` if a replica is lost, and `TypeError` for a dtype that cannot be combined.
 
     `aside` is a kind of leaves, as `_nests.kind`, that `all_reduce` and `broadcast` take as they
     are: a list of them in place of a flat array, whose items are replaced.
@@ -64,11 +63,6 @@ class Carrier:
         import numpy as np
 
         return np.zeros(nbytes, np.uint8)
-
-    def check_rank(self, rank: int) -> None:
-        """Raises ValueError if there is no such replica."""
-        if not 0 <= rank < self.size:
-            raise ValueError(f"no replica {rank}: they are numbered from 0 to {self.size - 1}")
 
     def abort(self, error: Exception) -> None:
         """Makes calls in flight, and all later ones, raise this error soon. Thread-safe."""

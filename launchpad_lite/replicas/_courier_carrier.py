@@ -17,7 +17,7 @@ from launchpad_lite.replicas._call import CollectiveCall, check_same
 from launchpad_lite.replicas._carrier import Array, Carrier, Op
 from launchpad_lite.replicas._leaders import Courier, Leaders
 from launchpad_lite.replicas._mailbox import Box
-from launchpad_lite.replicas._operations import ArrayOperation, check_flat
+from launchpad_lite.replicas._operations import ArrayOperation
 from launchpad_lite.replicas._shared_arrays import Answer, SharedArrays
 from launchpad_lite.replicas._shared_memory import (
     DIGEST_BYTES,
@@ -66,8 +66,7 @@ class CourierCarrier(Carrier):
         with contextlib.suppress(OSError):  # this system has no such memory
             self._own = OwnMemory()
         self._error: Exception | None = None
-        self._is_connected = False
-        #: The groups, by their leaders; and the own one.
+        #: The groups, by their leaders, once it has connected; and the own one.
         self._groups: dict[int, list[int]] = {}
         self._members: list[int] = [rank]
         self._is_one_group = True
@@ -78,7 +77,6 @@ class CourierCarrier(Carrier):
         box.begin(generation)
 
     def all_reduce(self, array: Any, op: Op, call: CollectiveCall) -> None:
-        check_flat(array)
         operation = ArrayOperation(op, array.dtype, self.size)
         call = call._replace(facts=f"all_reduce({op}) of {array.dtype.str}[{len(array)}]")
         self._run(lambda: self._all_reduce(array, operation, call))
@@ -90,8 +88,6 @@ class CourierCarrier(Carrier):
         return [_payload.unpack(each) for each in payloads]
 
     def broadcast(self, array: Any, source: int, call: CollectiveCall) -> None:
-        check_flat(array)
-        self.check_rank(source)
         call = call._replace(facts=f"broadcast from {source} of {array.dtype.str}[{len(array)}]")
         self._run(lambda: self._broadcast(array, source, call))
 
@@ -116,13 +112,11 @@ class CourierCarrier(Carrier):
         if self._own is not None:
             self._own.close()
 
-    # Calls
-
     def _run(self, work: Callable[[], T]) -> T:
         if self._error is not None:
             raise self._error
         try:
-            if not self._is_connected:
+            if not self._groups:
                 self._connect()
             if self._arrays is not None:
                 self._arrays.next_turn()
@@ -208,8 +202,6 @@ class CourierCarrier(Carrier):
         }
         return [by_rank[rank] for rank in range(self.size)]
 
-    # Meetings
-
     def _meet(
         self, call: CollectiveCall, place: tuple[int, int] = (0, 0), small: "_Small | None" = None
     ) -> Answer:
@@ -263,8 +255,6 @@ class CourierCarrier(Carrier):
         check_same(calls)
         raise AssertionError(f"the calls were different, and now are not: {calls}")
 
-    # Connecting
-
     def _connect(self) -> None:
         """Forms the groups of replicas that share memory."""
         places = self._meet_all(_PLACES, None if self._own is None else self._own.place)
@@ -284,7 +274,6 @@ class CourierCarrier(Carrier):
                 leaders, key=lambda rank: (self._machines.index(self._machines[rank]), rank)
             )
             self._leaders = Leaders(self._courier, leaders, ring)
-        self._is_connected = True
 
     def _meet_all(self, turn: int, item: Any) -> list[Any]:
         """Returns the value of each replica, by rank."""

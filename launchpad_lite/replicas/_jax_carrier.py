@@ -21,7 +21,6 @@ class JaxMesh:
         self.devices = list(devices)
         self._mesh = jax.sharding.Mesh(np.array(self.devices), ("replicas",))
         self._split = jax.sharding.PartitionSpec("replicas")
-        self._whole = jax.sharding.PartitionSpec()
         self._functions: dict[Op, Callable[[list[Any]], list[Any]]] = {}
 
     def reduced(self, given: Sequence[Sequence[Any]], op: Op) -> list[list[Any]]:
@@ -57,7 +56,7 @@ class JaxMesh:
                     combine,
                     mesh=self._mesh,
                     in_specs=self._split,
-                    out_specs=self._whole,
+                    out_specs=jax.sharding.PartitionSpec(),
                     check_vma=False,
                 )
             )
@@ -133,7 +132,7 @@ class JaxCarrier(MemoryCarrier):
         if not isinstance(array, list):
             super().broadcast(array, source, call)
             return
-        node, index = self._place(source)
+        node, index = divmod(source, self._exchange.size)
 
         def combine(given: list[Any]) -> list[list[Any]]:
             return self._everywhere(

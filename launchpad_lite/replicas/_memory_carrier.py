@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from launchpad_lite.replicas._call import CollectiveCall, check_same
 from launchpad_lite.replicas._carrier import Carrier, Op
 from launchpad_lite.replicas._mailbox import Box
-from launchpad_lite.replicas._operations import ArrayOperation, check_flat
+from launchpad_lite.replicas._operations import ArrayOperation
 
 T = TypeVar("T")
 
@@ -40,7 +40,6 @@ class MemoryCarrier(Carrier):
         self.size = self._outer.size * exchange.size
 
     def all_reduce(self, array: Any, op: Op, call: CollectiveCall) -> None:
-        check_flat(array)
         operation = ArrayOperation(op, array.dtype, self._exchange.size)
 
         def combine(arrays: list[Any]) -> Any:
@@ -62,8 +61,7 @@ class MemoryCarrier(Carrier):
         return [pickle.loads(each) for each in self._meet(call, "all_gather", mine, combine)]
 
     def broadcast(self, array: Any, source: int, call: CollectiveCall) -> None:
-        check_flat(array)
-        node, index = self._place(source)
+        node, index = divmod(source, self._exchange.size)
 
         def combine(arrays: list[Any]) -> Any:
             sent = arrays[index].copy()  # its owner may change it while others still read
@@ -76,11 +74,6 @@ class MemoryCarrier(Carrier):
     def abort(self, error: Exception) -> None:
         self._outer.abort(error)
         self._exchange.abort(error)
-
-    def _place(self, source: int) -> tuple[int, int]:
-        """Returns the process and the thread of a replica."""
-        self.check_rank(source)
-        return divmod(source, self._exchange.size)
 
     def _meet(
         self, call: CollectiveCall, facts: str, value: Any, combine: Callable[[list[Any]], T]

@@ -35,11 +35,6 @@ class ArrayOperation:
         self.join = getattr(np, _UFUNCS[op])
         self._divisor = dtype.type(size) if op == "mean" else None
 
-    def finish(self, array: Array) -> None:
-        """Makes the final result from the combined arrays of all replicas, in place."""
-        if self._divisor is not None:
-            array /= self._divisor
-
     def combine(
         self, arrays: Sequence[Array], out: Array, *, last: bool, copies: Sequence[Array] = ()
     ) -> None:
@@ -56,8 +51,8 @@ class ArrayOperation:
             for other in others:
                 self.join(first, other, out=result)
                 first = result
-            if last:
-                self.finish(result)
+            if last and self._divisor is not None:
+                result /= self._divisor
             for copy in copies:
                 copy[begin:end] = result
 
@@ -81,16 +76,6 @@ def _neutral(op: Op, dtype: Any) -> Any:
     if dtype.kind in "iu":
         limits = np.iinfo(dtype).min, np.iinfo(dtype).max
     return (limits if dtype.kind != "b" else (False, True))[op == "min"]
-
-
-def check_flat(array: Any) -> None:
-    """Raises ValueError for an array that carriers do not take."""
-    import numpy as np
-
-    if not isinstance(array, np.ndarray) or array.ndim != 1:
-        raise ValueError(f"expected a numpy array of one dimension, got {type(array).__qualname__}")
-    if not array.flags.c_contiguous or not array.flags.writeable:
-        raise ValueError("the array must be contiguous and writeable")
 
 
 def blocks(length: int, itemsize: int, nbytes: int = _BLOCK_BYTES) -> list[tuple[int, int]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import launchpad_lite as lp
 from launchpad_lite.replicas import _nests
 
 
@@ -58,7 +59,15 @@ class TrainingProgress:
         self._at = time.monotonic()
         self._step: int | None = None
         self._shares: Sequence[Share] = ()
-        self._writer = None if folder is None else _writer(folder)
+        self._writer: Any = None
+        if folder is not None:
+            try:
+                from tensorboard.summary import Writer
+            except ImportError:
+                raise lp.MissingExtraError(
+                    "scalars for TensorBoard need its package: pip install tensorboard"
+                ) from None
+            self._writer = Writer(folder)
 
     def note(
         self, step: int, results: Sequence[Any], shares: Sequence[Share], more: str = ""
@@ -111,15 +120,3 @@ def _means(results: Sequence[Any]) -> "list[tuple[str, float]]":
                 name = path.replace("['", "/").replace("']", "").strip("/.") or "result"
                 found.setdefault(name, []).append(float(leaf))
     return [(path, sum(values) / len(values)) for path, values in found.items()]
-
-
-def _writer(folder: str) -> Any:
-    import launchpad_lite as lp
-
-    try:
-        from tensorboard.summary import Writer
-    except ImportError:
-        raise lp.MissingExtraError(
-            "scalars for TensorBoard need its package: pip install tensorboard"
-        ) from None
-    return Writer(folder)

@@ -138,8 +138,6 @@ class SharedArrays:
         copy: Array = slot[_HEAD_BYTES : _HEAD_BYTES + nbytes].copy()
         return copy
 
-    # Large arrays
-
     def _parts(self, array: Array) -> list[Array]:
         return [array[a:b] for a, b in blocks(len(array), array.itemsize, CHUNK_BYTES)]
 

@@ -261,8 +261,6 @@ class SharedGroup:
         """Closes all descriptors. Arrays stay valid."""
         self._descriptors.close()
 
-    # Opening memory of others
-
     def _open(self, index: int) -> mmap.mmap:
         if index == self.index:
             return self._own.memory
@@ -287,8 +285,6 @@ class SharedGroup:
             return _map(self._places[index].pid, descriptor, nbytes)
         except (FileNotFoundError, ProcessLookupError) as error:
             raise self._lost(index) from error
-
-    # Waiting
 
     def _ring(self, index: int, report: ReplicaReport) -> None:
         try:

@@ -52,10 +52,10 @@ class Training:
     one that `is_guard` takes snapshots by itself. `kept` has the kept things, by name.
     """
 
-    def __init__(self, *, is_saved: bool = False, is_guard: bool = False) -> None:
+    def __init__(self, *, is_saved: bool = False) -> None:
         self.step = 0
         self.course = Course()
-        self.is_saved, self.is_guard = is_saved, is_guard
+        self.is_saved, self.is_guard = is_saved, False
         self.kept: Mapping[str, Any] = {}
         #: The newest snapshot in memory; and its file if that was freed.
         self._snapshot: Snapshot | None = None

@@ -53,7 +53,6 @@ class _Done(NamedTuple):
     input_s: float = 0.0
 
 
-_NOTHING = _Done(0, 0, 0.0)
 #: The run and the replica.
 _Key = tuple[str, int]
 
@@ -78,7 +77,7 @@ class _Servers(engines.ParameterServer):
         if key != _DONE:
             return value.updated(update)
         key, more = update
-        before = value.get(key, _NOTHING)
+        before = value.get(key, _Done(0, 0, 0.0))
         return {**value, key: _Done(*map(operator.add, before, more))}
 
     def visible(self, key: Any, value: Any) -> Any:
