@@ -1,7 +1,6 @@
 """Collectives on nested values: the same calls, in the same order, in all replicas."""
 
 import concurrent.futures
-import functools
 import os
 import pickle
 import sys
@@ -99,8 +98,9 @@ class Collectives:
     def takes(self, device: Any) -> bool:
         """Returns whether `reduce_later` takes tensors on this GPU. All replicas ask together."""
         if device not in self._takes:
-            ask = functools.partial(self._carrier.takes, device)
-            self._takes[device] = self._now(ask, "compare GPUs", "")
+            self._takes[device] = self._now(
+                lambda call: self._carrier.takes(device, call), "compare GPUs", ""
+            )
         return self._takes[device]
 
     def buffer(self, nbytes: int) -> Array:

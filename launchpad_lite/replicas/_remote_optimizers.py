@@ -158,9 +158,6 @@ def remote(optimizer: Any, parameters: Any, index: int, servers: int) -> "Remote
     return FunctionalRemote(optimizer, parameters, index * servers)
 
 
-# PyTorch.
-
-
 class TorchRemote(RemoteOptimizer):
     """An optimizer of PyTorch. Its parameters are divided among the servers."""
 
@@ -320,11 +317,8 @@ def _gradient(parameter: Any) -> "Array | None":
     return _memory(gradient.detach().cpu().clone())
 
 
-# Optimizers that are functions: those of optax and of users.
-
-
 class FunctionalRemote(RemoteOptimizer):
-    """An optimizer with `init` and `update`. One server has all its parameters."""
+    """An optimizer with `init` and `update`, as of optax. One server has all its parameters."""
 
     def __init__(self, optimizer: Any, parameters: Any, key: int) -> None:
         """Makes it; the parameters get the values of the servers."""

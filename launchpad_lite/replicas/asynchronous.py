@@ -271,8 +271,6 @@ class MultiWorkerAsyncReplicator(Replicator):
         """
         return self._me.staleness()
 
-    # Called by users before the training.
-
     def wrap_optimizer(self, optimizer: Any, parameters: Any = None, **options: Any) -> Any:
         """Returns an optimizer whose `step` has the servers update the parameters.
 
@@ -339,8 +337,6 @@ class MultiWorkerAsyncReplicator(Replicator):
             known = self._me.ps.keys()
             if key not in known:
                 self._me.ps.set(key, value())
-
-    # Training.
 
     def run(
         self,
@@ -419,8 +415,6 @@ class MultiWorkerAsyncReplicator(Replicator):
     broadcast = _refused("broadcast")
     map_reduce = _refused("map_reduce")
     map_gather = _refused("map_gather")
-
-    # Starting.
 
     def _add_more(self, program: lp.Program, label: str) -> Sequence[Any]:
         servers = _Servers(self.barrier)

@@ -659,21 +659,20 @@ class Replicator:
         shares = (
             self.input_replication is InputReplication.PER_WORKER and self.replicas_per_worker > 1
         )
-        index = self.worker_id if shares else here.rank
+        if not shares:
+            return _inputs.Inputs(_inputs.opened(input_fn, here.rank, made).take)
         lead = self.worker_id * self.replicas_per_worker
         here.pipelines += 1
         key = here.generation, here.depth, here.pipelines
         positions = itertools.count()
-        if not shares or here.rank == lead:
-            pipeline = _inputs.opened(input_fn, index, made)
-            if not shares:
-                return _inputs.Inputs(pipeline.take)
+        if here.rank == lead:
+            pipeline = _inputs.opened(input_fn, self.worker_id, made)
             shared = _inputs.SharedPipeline(pipeline, self.replicas_per_worker, self.input_split_fn)
             here.share(key, shared)
             return _inputs.Inputs(lambda: shared.take(next(positions), 0))
-        node = here.replicas[lead]
 
         def take() -> _inputs.Batch:
+            node = here.replicas[lead]
             call = node.futures.replica_input(key, next(positions), here.rank - lead)
             found: _inputs.Batch = here.collectives.result_of(call)
             return found
