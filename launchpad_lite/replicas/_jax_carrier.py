@@ -1,12 +1,12 @@
 """Moves arrays of JAX between its devices in one process."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from launchpad_lite.replicas._call import CollectiveCall
 from launchpad_lite.replicas._carrier import Carrier, Op
-from launchpad_lite.replicas._memory_carrier import MemoryCarrier, ThreadExchange
+from launchpad_lite.replicas._mailbox import Box
+from launchpad_lite.replicas._memory_carrier import MemoryCarrier
 from launchpad_lite.replicas._operations import ArrayOperation
 from launchpad_lite.replicas._packing import Packed
 
@@ -21,7 +21,9 @@ class JaxMesh:
         self.devices = list(devices)
         self._mesh = jax.sharding.Mesh(np.array(self.devices), ("replicas",))
         self._split = jax.sharding.PartitionSpec("replicas")
-        self._functions: dict[Op, Callable[[list[Any]], list[Any]]] = {}
+        self._combine = jax.jit(self._mapped, static_argnums=1)
+        #: Adds a first dimension of length 1 to arrays.
+        self.widened = jax.jit(lambda leaves: [leaf[None] for leaf in leaves])
 
     def reduced(self, given: Sequence[Sequence[Any]], op: Op) -> list[list[Any]]:
         """Returns arrays combined over the devices, for each device on that device.
@@ -39,28 +41,22 @@ class JaxMesh:
         ]
         results = [
             {shard.device: shard.data for shard in array.addressable_shards}
-            for array in self._function(op)(arrays)
+            for array in self._combine(arrays, op)
         ]
         return [[on[device] for on in results] for device in self.devices]
 
-    def _function(self, op: Op) -> Callable[[list[Any]], list[Any]]:
-        if op not in self._functions:
-            import jax
+    def _mapped(self, arrays: list[Any], op: Op) -> Any:
+        """Returns arrays combined over the mesh; compiled for each `op`."""
+        import jax
 
-            def combine(leaves: list[Any]) -> list[Any]:
-                return [_combined(leaf[0], op) for leaf in leaves]
-
-            # Values are then the same on all devices; JAX cannot prove that of products.
-            self._functions[op] = jax.jit(
-                jax.shard_map(
-                    combine,
-                    mesh=self._mesh,
-                    in_specs=self._split,
-                    out_specs=jax.sharding.PartitionSpec(),
-                    check_vma=False,
-                )
-            )
-        return self._functions[op]
+        # Values are then the same on all devices; JAX cannot prove that of products.
+        return jax.shard_map(
+            lambda leaves: [_combined(leaf[0], op) for leaf in leaves],
+            mesh=self._mesh,
+            in_specs=self._split,
+            out_specs=jax.sharding.PartitionSpec(),
+            check_vma=False,
+        )(arrays)
 
 
 def _combined(leaf: Any, op: Op) -> Any:
@@ -82,15 +78,6 @@ def _combined(leaf: Any, op: Op) -> Any:
     return combine(leaf, "replicas")
 
 
-@functools.cache
-def _with_dimension() -> Callable[[list[Any]], list[Any]]:
-    """Returns a compiled function that adds a first dimension of length 1 to arrays."""
-    import jax
-
-    function: Callable[[list[Any]], list[Any]] = jax.jit(lambda leaves: [x[None] for x in leaves])
-    return function
-
-
 class JaxCarrier(MemoryCarrier):
     """Between replicas that are threads of one process, each with a device of JAX.
 
@@ -100,11 +87,9 @@ class JaxCarrier(MemoryCarrier):
 
     aside = "jax"
 
-    def __init__(
-        self, index: int, exchange: ThreadExchange, mesh: JaxMesh, outer: Carrier | None = None
-    ) -> None:
+    def __init__(self, index: int, mesh: JaxMesh, box: Box, outer: Carrier | None = None) -> None:
         """As for MemoryCarrier; the mesh has the devices of the threads."""
-        super().__init__(index, exchange, outer)
+        super().__init__(index, len(mesh.devices), box, outer)
         self._mesh = mesh
 
     def all_reduce(self, array: Any, op: Op, call: CollectiveCall) -> None:
@@ -124,7 +109,7 @@ class JaxCarrier(MemoryCarrier):
             return self._everywhere(results[0], lambda flat: self._outer.all_reduce(flat, op, call))
 
         here = self._mesh.devices[self._index]
-        given = _with_dimension()(jax.device_put(array, here))
+        given = self._mesh.widened(jax.device_put(array, here))
         _put_back(array, self._meet(call, f"all_reduce({op})", given, combine)[self._index])
 
     def broadcast(self, array: Any, source: int, call: CollectiveCall) -> None:
@@ -132,7 +117,7 @@ class JaxCarrier(MemoryCarrier):
         if not isinstance(array, list):
             super().broadcast(array, source, call)
             return
-        node, index = divmod(source, self._exchange.size)
+        node, index = divmod(source, self._threads)
 
         def combine(given: list[Any]) -> list[list[Any]]:
             return self._everywhere(

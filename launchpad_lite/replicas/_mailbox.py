@@ -28,9 +28,9 @@ class Box:
     is there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, generation: int = -1) -> None:
         self._lock = threading.Condition()
-        self._generation = -1
+        self._generation = generation
         self._error: Exception | None = None
         self._meetings: dict[tuple[int, int], _Gathering] = {}
         self._items: dict[tuple[int, Any], Any] = {}
@@ -65,28 +65,23 @@ class Box:
         """
         answer: Future[Any] = Future()
         with self._lock:
-            error = self._refusal(generation)
-            if error is None:
-                meeting = self._meetings.setdefault((generation, turn), _Gathering())
-                meeting.items[index] = item
-                meeting.answers.append(answer)
-                if host is not None:
-                    meeting.join, meeting.size = host
-                is_complete = meeting.join is not None and len(meeting.items) == meeting.size
-                if is_complete:
-                    del self._meetings[generation, turn]
-        if error is not None:
-            answer.set_exception(error)
-        elif is_complete:
+            self._check(generation)
+            meeting = self._meetings.setdefault((generation, turn), _Gathering())
+            meeting.items[index] = item
+            meeting.answers.append(answer)
+            if host is not None:
+                meeting.join, meeting.size = host
+            is_complete = meeting.join is not None and len(meeting.items) == meeting.size
+            if is_complete:
+                del self._meetings[generation, turn]
+        if is_complete:
             _close(meeting)
         return answer
 
     def put(self, generation: int, key: Any, item: Any) -> None:
         """Keeps something until it is taken; ReplicaLostError: it is of an earlier generation."""
         with self._lock:
-            error = self._refusal(generation)
-            if error is not None:
-                raise error
+            self._check(generation)
             self._items[generation, key] = item
             self._lock.notify_all()
 
@@ -94,16 +89,15 @@ class Box:
         """Waits for something, and removes it."""
         with self._lock:
             while (generation, key) not in self._items:
-                error = self._refusal(generation)
-                if error is not None:
-                    raise error
+                self._check(generation)
                 self._lock.wait()
             return self._items.pop((generation, key))
 
-    def _refusal(self, generation: int) -> Exception | None:
+    def _check(self, generation: int) -> None:
         if generation < self._generation:
-            return _past(self._generation)
-        return self._error if generation == self._generation else None
+            raise _past(self._generation)
+        if generation == self._generation and self._error is not None:
+            raise self._error
 
 
 class Mailbox:

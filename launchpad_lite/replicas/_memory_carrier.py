@@ -13,34 +13,25 @@ from launchpad_lite.replicas._operations import ArrayOperation
 T = TypeVar("T")
 
 
-class ThreadExchange:
-    """The meeting of `size` threads at each of their calls. Thread-safe."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.box = Box()
-        self.box.begin(0)
-
-    def abort(self, error: Exception) -> None:
-        """Makes all calls raise this error."""
-        self.box.fail(error)
-
-
 class MemoryCarrier(Carrier):
     """Between threads of one process; and to other processes through a carrier that they share."""
 
-    def __init__(self, index: int, exchange: ThreadExchange, outer: Carrier | None = None) -> None:
-        """Makes that of one thread; `outer` is between processes with as many threads each."""
+    def __init__(self, index: int, threads: int, box: Box, outer: Carrier | None = None) -> None:
+        """Makes that of one of several threads, which meet in a box of generation 0.
+
+        `outer` is between processes with as many threads each.
+        """
         self._outer = outer or Carrier()
         self._index = index
         self._number = 0
-        self._exchange = exchange
-        self._first = self._outer.rank * exchange.size
+        self._threads = threads
+        self._box = box
+        self._first = self._outer.rank * threads
         self.rank = self._first + index
-        self.size = self._outer.size * exchange.size
+        self.size = self._outer.size * threads
 
     def all_reduce(self, array: Any, op: Op, call: CollectiveCall) -> None:
-        operation = ArrayOperation(op, array.dtype, self._exchange.size)
+        operation = ArrayOperation(op, array.dtype, self._threads)
 
         def combine(arrays: list[Any]) -> Any:
             total = arrays[0].copy()
@@ -61,7 +52,7 @@ class MemoryCarrier(Carrier):
         return [pickle.loads(each) for each in self._meet(call, "all_gather", mine, combine)]
 
     def broadcast(self, array: Any, source: int, call: CollectiveCall) -> None:
-        node, index = divmod(source, self._exchange.size)
+        node, index = divmod(source, self._threads)
 
         def combine(arrays: list[Any]) -> Any:
             sent = arrays[index].copy()  # its owner may change it while others still read
@@ -73,7 +64,7 @@ class MemoryCarrier(Carrier):
 
     def abort(self, error: Exception) -> None:
         self._outer.abort(error)
-        self._exchange.abort(error)
+        self._box.fail(error)
 
     def _meet(
         self, call: CollectiveCall, facts: str, value: Any, combine: Callable[[list[Any]], T]
@@ -91,9 +82,9 @@ class MemoryCarrier(Carrier):
 
         self._number += 1
         mine = call._replace(facts=facts), value
-        host = join, self._exchange.size
-        answer = self._exchange.box.meet(0, self._number, self._index, mine, host)
-        if (error := answer.exception()) is not None:
-            raise copy.copy(error) from error.__cause__  # a traceback belongs to one thread
-        result: T = answer.result()
+        try:
+            answer = self._box.meet(0, self._number, self._index, mine, (join, self._threads))
+            result: T = answer.result()
+        except Exception as error:  # noqa: BLE001 - a traceback belongs to one thread
+            raise copy.copy(error) from error.__cause__
         return result

@@ -10,8 +10,8 @@ from launchpad_lite.replicas import _devices
 from launchpad_lite.replicas._carrier import Carrier
 from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._jax_carrier import JaxCarrier, JaxMesh
+from launchpad_lite.replicas._mailbox import Box
 from launchpad_lite.replicas._meeting import Generation
-from launchpad_lite.replicas._memory_carrier import ThreadExchange
 from launchpad_lite.replicas._node import RESULTS, ReplicaNode
 from launchpad_lite.replicas._state import Training
 from launchpad_lite.replicas.errors import (
@@ -47,18 +47,18 @@ class MeshNode(ReplicaNode):
         return self._outer
 
     def _replicate(self, generation: Generation, collectives: Collectives) -> list[Any]:  # noqa: ARG002
-        exchange, mesh = ThreadExchange(len(self._devices)), JaxMesh(self._devices)
+        box, mesh = Box(0), JaxMesh(self._devices)
         results: list[list[Any]] = []
         errors: list[tuple[int, BaseException]] = []
 
         def replicate(index: int) -> None:
-            carrier = JaxCarrier(index, exchange, mesh, self._outer)
+            carrier = JaxCarrier(index, mesh, box, self._outer)
             try:
                 results.append(self._replicate_one(index, generation, carrier))
             except BaseException as error:  # noqa: BLE001 - raised in the thread of the node
                 errors.append((carrier.rank, error))
                 lost = ReplicaLostError(f"replica {carrier.rank} of {self._group} has failed")
-                exchange.abort(lost)
+                box.fail(lost)
 
         threads = [
             threading.Thread(
@@ -67,7 +67,7 @@ class MeshNode(ReplicaNode):
                 name=f"replica-{index}",
                 daemon=True,
             )
-            for index in range(exchange.size)
+            for index in range(len(self._devices))
         ]
         for thread in threads:
             thread.start()
@@ -76,7 +76,7 @@ class MeshNode(ReplicaNode):
                 while thread.is_alive():
                     thread.join(_LOOK_S)
         finally:
-            exchange.abort(ReplicaLostError(f"{self._name} has ended"))
+            box.fail(ReplicaLostError(f"{self._name} has ended"))
         if not errors:
             return results[0]
         rank, error = errors[0]

@@ -12,7 +12,8 @@ from hypothesis import given, settings, strategies as st
 from launchpad_lite import replicas
 from launchpad_lite.replicas import _devices
 from launchpad_lite.replicas._jax_carrier import JaxCarrier, JaxMesh
-from launchpad_lite.replicas._memory_carrier import MemoryCarrier, ThreadExchange
+from launchpad_lite.replicas._mailbox import Box
+from launchpad_lite.replicas._memory_carrier import MemoryCarrier
 from launchpad_lite.replicas._packing import Packed
 from tests.engines import needs_jax
 from tests.launchpad_lite.conftest import Run
@@ -37,14 +38,11 @@ def mesh(size: int) -> JaxMesh:
 
 def on_devices(size: int, processes: int = 1) -> Carriers:
     """Returns carriers of replicas; with several processes, as if these were such."""
-    outer = ThreadExchange(processes)
+    outer, threads = Box(0), size // processes
     found: list[Any] = []
     for process in range(processes):
-        exchange, between = ThreadExchange(size // processes), MemoryCarrier(process, outer)
-        found += [
-            JaxCarrier(index, exchange, mesh(exchange.size), between)
-            for index in range(exchange.size)
-        ]
+        box, between = Box(0), MemoryCarrier(process, processes, outer)
+        found += [JaxCarrier(index, mesh(threads), box, between) for index in range(threads)]
     return found
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from launchpad_lite import replicas
 from launchpad_lite.replicas._carrier import Carrier
 from launchpad_lite.replicas._collectives import Collectives
-from launchpad_lite.replicas._memory_carrier import MemoryCarrier, ThreadExchange
+from launchpad_lite.replicas._mailbox import Box
+from launchpad_lite.replicas._memory_carrier import MemoryCarrier
 from launchpad_lite.replicas._state import Training
 from launchpad_lite.replicas.errors import ReplicaLostError
 from launchpad_lite.replicas.replicators import Here
@@ -18,11 +19,11 @@ Carriers = Sequence[Carrier]
 
 def in_memory(size: int, processes: int = 1) -> Carriers:
     """Returns carriers of replicas; with several processes, as if these were such."""
-    outer = ThreadExchange(processes)
+    outer, threads = Box(0), size // processes
     found: list[Carrier] = []
     for process in range(processes):
-        exchange, between = ThreadExchange(size // processes), MemoryCarrier(process, outer)
-        found += [MemoryCarrier(index, exchange, between) for index in range(exchange.size)]
+        box, between = Box(0), MemoryCarrier(process, processes, outer)
+        found += [MemoryCarrier(index, threads, box, between) for index in range(threads)]
     return found
 
 
