@@ -64,10 +64,9 @@ class GpuCarrier(Carrier):
         self._other.all_gather(None, call)
         options = AllreduceOptions()
         options.timeout = _FOREVER
-        names = {"mean": "SUM"}  # gloo has no mean
-        options.reduceOp = getattr(ReduceOp, names.get(op, op.upper()))
-        if op == "mean":
-            array.div_(self.size)  # before the sum, which may be too large for float16
+        options.reduceOp = ReduceOp.SUM if op == "mean" else getattr(ReduceOp, op.upper())
+        if op == "mean":  # gloo has none; before the sum, which may be too large for float16
+            array.div_(self.size)
         self._run(array, options)
 
     def broadcast(self, array: Any, source: int, call: CollectiveCall) -> None:

@@ -6,9 +6,6 @@ from typing import Any
 
 from courier.lowlevel import signature_of
 
-#: The methods that take gradients.
-_METHODS = ("update", "apply_gradients")
-
 
 def averaging(optimizer: Any, mean: Callable[[Any], Any]) -> Any:
     """Returns an optimizer that averages gradients first, by `mean` of nested values.
@@ -16,7 +13,8 @@ def averaging(optimizer: Any, mean: Callable[[Any], Any]) -> Any:
     The optimizer has `update(gradients, ...)` or `apply_gradients(gradients, ...)`, as optax's; or
     it is a function of gradients. TypeError: it is nothing of this kind.
     """
-    methods = [name for name in _METHODS if callable(getattr(optimizer, name, None))]
+    names = "update", "apply_gradients"
+    methods = [name for name in names if callable(getattr(optimizer, name, None))]
     if isinstance(optimizer, (type, Mapping, set)) or not (methods or callable(optimizer)):
         raise TypeError(
             "wrap_optimizer takes an optimizer of PyTorch, something with update(gradients, ...) or "

@@ -53,10 +53,6 @@ class _Done(NamedTuple):
     input_s: float = 0.0
 
 
-#: The run and the replica.
-_Key = tuple[str, int]
-
-
 class _Servers(engines.ParameterServer):
     """The code of the servers."""
 
@@ -98,13 +94,13 @@ class _Pushing(engines.ParameterServer):
 class _AsynchronousHere(Here):
     """The state of the replicator in a running replica.
 
-    `optimizers` are in the order in which they were wrapped. `done` is the work of each replica in
-    each run, as last read from the servers, `ps`.
+    `optimizers` are in the order in which they were wrapped. `done` is the work in each run of
+    each replica, as last read from the servers, `ps`.
     """
 
     ps: engines.ParameterServerClient
     optimizers: list[RemoteOptimizer] = dataclasses.field(default_factory=list)
-    done: Mapping[_Key, _Done] = dataclasses.field(default_factory=dict)
+    done: Mapping[tuple[str, int], _Done] = dataclasses.field(default_factory=dict)
 
     def made(self, run: "str | None" = None, rank: "int | None" = None) -> int:
         """Returns how many steps were made: in one run or all, by one replica or all."""
