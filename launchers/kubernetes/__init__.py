@@ -538,16 +538,7 @@ def _remove(
     reason: BaseException,
     timing: Timing,
 ) -> str:
-    """Deletes the first object of a run if we have created it; returns what remains, for people.
-
-    Args:
-        api: Where it is.
-        made: The object; None if its creation was not confirmed. It may exist all the same.
-        root: The object as it was sent.
-        author: The word that marks the objects of this launch.
-        reason: The error that ended the launch.
-        timing: Limits and pauses.
-    """
+    """Deletes the first object of a run if we have created it; returns what remains, for people."""
     kind, name = root["kind"], root["metadata"]["name"]
     status = reason.status if made is None and isinstance(reason, ApiError) else None
     is_refused = status is not None and status < 500

@@ -26,19 +26,12 @@ _OPTIONS = {
 def refusals(
     api: Api, objects: Sequence[Json], names: Names, pods: Mapping[str, PodOptions]
 ) -> list[str]:
-    """Returns why the server would refuse objects, for all of them; creates none.
+    """Returns why the server would refuse objects, in its words, for all of them; creates none.
 
     Some errors show only when the objects are created: missing rights, names that are taken, and
-    references to objects that do not exist yet, which may be other objects of the run.
-
-    Args:
-        api: The cluster.
-        objects: All of a run.
-        names: Theirs.
-        pods: What the user wants of the pods, by name of their Job.
-
-    Returns:
-        Texts in the server's words, each with its object and the options that set the field.
+    references to objects that do not exist yet, which may be other objects of the run. `pods` are
+    the user's options by name of the Job, so that each text can name the options that set the
+    field.
     """
     found = []
     for each in _judged(objects):

@@ -35,13 +35,7 @@ _ENDLESS_S = 30 * 24 * 3600
 
 
 def grace_s(notice_s: float, spare_s: int = SPARE_S) -> int:
-    """Returns the seconds from a pod's SIGTERM to its SIGKILL.
-
-    Args:
-        notice_s: Seconds nodes have to end after they were asked; below 0, or infinite: as long as
-            they want.
-        spare_s: Seconds beside the notice.
-    """
+    """Returns the seconds from a pod's SIGTERM to its SIGKILL. A notice below 0 has no end."""
     if notice_s < 0 or math.isinf(notice_s):
         return _ENDLESS_S
     return math.ceil(notice_s) + spare_s

@@ -67,11 +67,7 @@ _FREE = frozenset({"data", "options", "volumeAttributes"})
 
 
 def mistakes(objects: Sequence[Mapping[str, Any]], names: Names) -> list[str]:
-    """Returns which names, quantities and sizes no API server would take.
-
-    Returns:
-        One text for each mistake: whose object, the field, what is wrong and what to do.
-    """
+    """Returns which names, quantities and sizes no API server would take, and where."""
     return [
         f"{names.describe(each['kind'], each['metadata']['name'])}: {what}"
         for each in objects
@@ -98,13 +94,7 @@ def _too_large(what: str, size: int, most: int) -> Iterator[str]:
 
 
 def _inside(value: object, path: str, field: str) -> Iterator[str]:
-    """Yields the mistakes in a value.
-
-    Args:
-        value: Any JSON.
-        path: Where it stands.
-        field: The name of the field that holds it.
-    """
+    """Yields the mistakes in a value that stands at `path`, in the field of this name."""
     if isinstance(value, Mapping):
         for name, each in value.items():
             here = f"{path}.{name}".removeprefix(".")

@@ -53,12 +53,7 @@ _UNSERVED = ("as-uid", "as-groups", "as-user-extra")
 
 @dataclass(frozen=True)
 class _ObjectKind:
-    """The address of objects of a kind, and their name in the rules of a Role.
-
-    Attributes:
-        api_version: As objects have it.
-        plural: As in addresses and in rules.
-    """
+    """The address of objects of a kind, and their name in the rules of a Role."""
 
     api_version: str
     plural: str
@@ -94,8 +89,8 @@ class ApiError(LaunchError):
         reason: Kubernetes' word for it, like `AlreadyExists`.
         said: The server's own words: a text for each field that it named.
         attempts: How often the request was sent; 0 if that is not known.
-        is_final: Whether the server refuses only this request. A server that has just started refuses
-            all requests.
+        is_final: Whether the server refuses only this request. A server that has just started
+            refuses all requests.
     """
 
     def __init__(
@@ -175,15 +170,12 @@ class Api:
     """A namespace of a cluster. Thread-safe.
 
     A request that may succeed later is sent again for some seconds: when the server is busy,
-    restarts or cannot be reached for a moment. Each request has a time limit.
+    restarts or cannot be reached for a moment. Each request has a time limit. If it fails for good,
+    it raises ApiError.
 
     The official client finds the cluster, authenticates and holds the connections. Its methods for
     kinds of objects are not used: they know only the fields of their own release, and leave out
     others, which the cluster may know.
-
-    Attributes:
-        server: Its address, for people.
-        namespace: All requests are about this one.
     """
 
     def __init__(
@@ -195,15 +187,7 @@ class Api:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        """Prepares it.
-
-        Args:
-            client: A `kubernetes.client.ApiClient`, this one's from now on.
-            namespace: Of all requests.
-            timing: Limits and pauses.
-            clock: Returns seconds.
-            sleep: Waits for some seconds between two attempts.
-        """
+        """Takes over a `kubernetes.client.ApiClient`. Tests hand in a clock, and how to wait."""
         self._client = client
         self._timing = timing
         self._clock = clock
@@ -226,14 +210,6 @@ class Api:
         sleep: Callable[[float], object] = time.sleep,
     ) -> "Api":
         """Returns the cluster that kubectl would speak with, once it has answered.
-
-        Args:
-            context: Of the kubeconfig; by default its current one. Inside of a cluster, where there
-                is no kubeconfig, that cluster is meant.
-            namespace: By default that of the context, and `default` if it names none.
-            timing: Limits and pauses.
-            clock: Returns seconds.
-            sleep: Waits for some seconds between two attempts.
 
         Raises:
             MissingExtraError: The official client is not installed.
@@ -301,15 +277,8 @@ class Api:
 
         The server refuses unknown fields. If an answer gets lost, this reads the object to find out
         whether the lost attempt created it. If we may not read an object that has an owner, this
-        assumes so, and returns the object as it was sent.
-
-        Args:
-            obj: With its kind and name.
-            author: Word that marks the object, which `created_by` returns later; by default a unique
-                one.
-
-        Raises:
-            ApiError: It is refused; there is one of this name already.
+        assumes so, and returns the object as it was sent. `author` is the word that `created_by`
+        returns later, by default a unique one.
         """
         kind, meta = obj["kind"], obj["metadata"]
         author = author or new_author()
@@ -333,23 +302,12 @@ class Api:
             return found
 
     def rehearse(self, obj: Mapping[str, Any]) -> None:
-        """Has the server check an object without creating it.
-
-        Args:
-            obj: With its kind and name.
-
-        Raises:
-            ApiError: The server would refuse it, or cannot be asked.
-        """
+        """Has the server check an object without creating it; raises ApiError if it refuses."""
         query = {"fieldValidation": "Strict", "dryRun": "All"}
         self._demand("create", obj["kind"], obj["metadata"]["name"], query=query, body=obj)
 
     def get(self, kind: str, name: str) -> Json | None:
-        """Returns an object; None if there is none.
-
-        Raises:
-            ApiError: The server cannot be asked.
-        """
+        """Returns an object; None if there is none."""
         try:
             return self._demand("get", kind, name)
         except ApiError as error:
@@ -360,34 +318,14 @@ class Api:
     def list(
         self, kind: str, selector: str = "", *, fields: str = "", patience_s: float = math.inf
     ) -> Objects:
-        """Returns all objects of a kind that have certain labels.
-
-        Args:
-            kind: Like `Pod`.
-            selector: Of labels, like `launchpad-lite/run=demo-x2x4z`.
-            fields: Selector of fields, like `involvedObject.name=demo-x2x4z`.
-            patience_s: Seconds after which the request is not repeated. One request may take longer.
-
-        Raises:
-            ApiError: The server cannot be asked.
-        """
+        """Returns all objects of a kind. After `patience_s` seconds nothing is repeated."""
         items, _ = self._list(kind, selector, fields, patience_s=patience_s)
         return items
 
     def patch(
         self, kind: str, name: str, body: Mapping[str, Any], *, patience_s: float = math.inf
     ) -> Json:
-        """Changes fields of an object: maps are merged, None removes.
-
-        Args:
-            kind: Like `Job`.
-            name: Its name.
-            body: What changes.
-            patience_s: Seconds after which the request is not repeated. One request may take longer.
-
-        Raises:
-            ApiError: It is refused, or there is none.
-        """
+        """Changes fields of an object: maps are merged, None removes. `patience_s` as for `list`."""
         return self._demand("patch", kind, name, body=body, patience_s=patience_s)
 
     def delete(
@@ -399,17 +337,14 @@ class Api:
         uid: str | None = None,
         patience_s: float = math.inf,
     ) -> bool:
-        """Deletes an object and, in the background, what it owns; returns whether the object existed.
+        """Deletes an object and, in the background, what it owns; returns whether it existed.
 
         Args:
             kind: Like `Job`.
             name: Its name.
             grace_s: Seconds that a pod has to end; by default what it says itself.
             uid: Deletes the object only if it has this uid; by default any object of the name.
-            patience_s: Seconds after which the request is not repeated. One request may take longer.
-
-        Raises:
-            ApiError: It is refused.
+            patience_s: As for `list`.
         """
         options: Json = {"propagationPolicy": "Background"}
         if grace_s is not None:
@@ -436,16 +371,9 @@ class Api:
         """Yields the existing objects of a kind as `ADDED`, then `LISTED`, then each change.
 
         The watch continues after lost connections, restarts of the server and expired credentials,
-        however long they take. It then yields what has changed meanwhile, though not each step.
-
-        Args:
-            kind: Like `Pod`.
-            selector: Of labels.
-            fields: Selector of fields.
-            cancellation: Ends it.
-
-        Raises:
-            ApiError: The server refuses from the beginning that we list or watch them.
+        however long they take, until it is cancelled. It then yields what has changed meanwhile,
+        though not each step. It raises ApiError only if the server refuses from the beginning that
+        we list or watch them.
         """
         known: dict[str, Json] = {}
         version: str | None = None
@@ -495,10 +423,10 @@ class Api:
         whole_lines: bool = False,
         cancellation: Cancellation | None = None,
     ) -> Iterator[str]:
-        """Yields what a container printed, line by line; bytes that are no UTF-8 as `surrogateescape`.
+        """Yields what a container printed, line by line; other bytes as `surrogateescape` has them.
 
-        With `follow`, it ends with the container, when it is cancelled, or when the connection breaks;
-        then call again. It leaves out an unfinished last line, which may be incomplete.
+        With `follow`, it ends with the container, when it is cancelled, or when the connection
+        breaks; then call again. It leaves out an unfinished last line, which may be incomplete.
 
         Args:
             pod: Its name.
@@ -509,9 +437,6 @@ class Api:
             timestamps: Begin each line with when it was printed.
             whole_lines: Leave out an unfinished last line without `follow`, too.
             cancellation: Ends it.
-
-        Raises:
-            ApiError: There is no such log (yet).
         """
         query: Json = {"container": container}
         query |= {"follow": follow, "timestamps": timestamps}
@@ -623,11 +548,7 @@ class Api:
         )
 
     def _send(self, request: "_ApiRequest", silence_s: float = _ANSWER_S) -> Any:
-        """Sends a request; returns the response with its body unread.
-
-        Raises:
-            _Refused: It was refused.
-        """
+        """Sends a request; returns the response with its body unread, or raises _Refused."""
         import urllib3
 
         address = self.server + request.path
@@ -662,11 +583,9 @@ class Api:
     def _read_certificates(self) -> None:
         """Makes new connections use what the files of certificates hold now.
 
-        The package writes inline certificates of a kubeconfig to temporary files. If a clean-up deletes
-        such a file, what was read stays in use. A certificate that is a file may be renewed in place.
-
-        Raises:
-            SSLError: The files hold nothing usable, and nothing was read before.
+        The package writes inline certificates of a kubeconfig to temporary files. If a clean-up
+        deletes such a file, what was read stays in use. A certificate that is a file may be renewed
+        in place.
         """
         import urllib3.exceptions
         from urllib3.util import ssl_ as urllib3_ssl
@@ -819,18 +738,7 @@ class Api:
 
 @dataclass(frozen=True)
 class _ApiRequest:
-    """A request.
-
-    Attributes:
-        verb: As rules have it.
-        method: Of HTTP.
-        path: Of the address.
-        object: For people.
-        group: Of the API, as rules have it.
-        resource: As rules have it.
-        query: Parameters.
-        body: JSON.
-    """
+    """A request; `verb`, `group` and `resource` as the rules of a Role have them."""
 
     verb: str
     method: str
@@ -862,13 +770,7 @@ class _Refused(Exception):  # noqa: N818 - never leaves this module
 
 @dataclass(frozen=True)
 class _Found:
-    """Settings that a configuration of the package has no field for.
-
-    Attributes:
-        namespace: Of the context.
-        proxy: That of the cluster, whatever the environment says.
-        impersonates: The user as whom requests are to be taken.
-    """
+    """Settings that a configuration of the package has no field for."""
 
     namespace: str
     proxy: str | None = None
@@ -956,13 +858,7 @@ def _proxy_from_environment(server: str) -> str | None:
 
 
 def _goes_direct(host: str, port: int, exempt: str) -> bool:
-    """Returns whether a host needs no proxy.
-
-    Args:
-        host: In lower case.
-        port: Of the server.
-        exempt: As NO_PROXY has it: names, addresses and networks.
-    """
+    """Returns whether a host needs no proxy; `exempt` is the value of NO_PROXY."""
     address = _address(host)
     if host == "localhost" or (address is not None and address.is_loopback):
         return True

@@ -49,11 +49,7 @@ class PodLine:
         self.stderr: IO[bytes] | None = os.fdopen(read_fd, "rb")
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end of the link.
-
-        Raises:
-            subprocess.TimeoutExpired: It continues.
-        """
+        """Waits for the end of the link, as Popen does."""
         if not self._ended.wait(timeout):
             raise subprocess.TimeoutExpired(self.host, timeout or 0.0)
         return _LINK_BROKE
@@ -83,16 +79,7 @@ class PodExchange:
     """
 
     def __init__(self, tls: TlsCredentials, port: int, timing: Timing = DEFAULT) -> None:
-        """Begins to listen.
-
-        Args:
-            tls: Certificates of the run.
-            port: On all interfaces; 0 takes a free one.
-            timing: How long a pod may take to authenticate.
-
-        Raises:
-            OSError: The port is taken.
-        """
+        """Begins to listen on all interfaces; port 0 takes a free one."""
         self._timing = timing
         self._context = tls.server_context()
         self._listener = bound("::", port, socket.SO_REUSEADDR, backlog=_BACKLOG)
@@ -285,11 +272,7 @@ def _why_it_ended(error: BaseException | None) -> str:
 
 
 async def _read_greeting(reader: asyncio.StreamReader) -> str:
-    """Returns the host name of a pod, which is that of the pod it replaces, too.
-
-    Raises:
-        ValueError: It does not say it.
-    """
+    """Returns the host name of a pod, which is that of the pod it replaces, too."""
     greeting = b""
     while not greeting.endswith(b"\n"):
         piece = await reader.read(1)

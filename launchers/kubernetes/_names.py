@@ -45,13 +45,7 @@ class Names:
     def of(
         cls, program: str, labels: Iterable[str], run: str | None = None, *, jobset: bool = False
     ) -> "Names":
-        """Names a run of a program: the same for the same program, groups and run.
-
-        Args:
-            program: Name of the program.
-            labels: Those of its groups.
-            run: Name of the run; None: a new one.
-            jobset: See the attribute.
+        """Names a run; the names are the same for the same program, groups and run.
 
         Raises:
             ValueError: No object can have the name of the run.

@@ -61,21 +61,15 @@ _SUPERVISOR_MIB = 1024
 
 @dataclass(frozen=True)
 class Cluster:
-    """Settings of all objects of a run.
+    """Settings of all objects of a run, beside those that `KubernetesLauncher` explains.
 
     Attributes:
-        names: What they are called.
-        namespace: Where they are; None: that of the kubeconfig with which they are created.
-        notice_s: Seconds nodes have to end after they were asked; below 0: as long as they want.
-        schedule_s: Seconds pods wait for the supervisor; infinity: as long as it takes. Pods that may
-            be replaced wait longer, because the supervisor may be replaced, too.
-        launcher_silence_s: Seconds without a sign of life of the launching process after which the
-            supervisor ends; None: it expects none.
-        ttl_s: Seconds after the end at which the cluster removes everything; None: never.
-        max_run_s: Seconds after which the run is stopped; None: never.
-        queue: Name of a queue of Kueue.
-        gpu_resource: What the cluster calls accelerators.
-        network_policy: Whether only pods of the run may connect to each other.
+        namespace: None: that of the kubeconfig with which the objects are created.
+        notice_s: Below 0: nodes end when they want.
+        schedule_s: Infinity: pods wait as long as it takes. Pods that may be replaced wait longer,
+            because the supervisor may be replaced, too.
+        launcher_silence_s: None: the supervisor expects no sign of life.
+        ttl_s: None: the cluster does not remove the run.
         launcher: First value of the annotation that tells the supervisor whether a launcher waits.
     """
 
@@ -99,13 +93,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Group:
-    """Nodes with one label: one Job, whose pods are all alike.
-
-    Attributes:
-        label: Their label.
-        executables: In the order of their replicas; their addresses have ports.
-        pod: The user's options for these pods, over those for all pods.
-    """
+    """Nodes with one label: one Job, whose pods are all alike. Their addresses have ports."""
 
     label: str
     executables: tuple[Executable, ...]
@@ -114,12 +102,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Files:
-    """What pods find mounted.
+    """What pods find mounted below /launchpad.
 
     Attributes:
-        trust: By name, for all pods, at /launchpad/trust.
-        order: By name, for the supervisor, at /launchpad/order.
-        work: For the supervisor, at /launchpad/work in parts `part-00000` and so on; None: none.
+        trust: By name, for all pods.
+        order: By name, for the supervisor.
+        work: For the supervisor, in parts `part-00000` and so on; None: none.
         work_volume: Source of a volume that is mounted there instead.
         work_bytes: Size of the work, wherever it is.
     """
@@ -154,14 +142,8 @@ def manifests(
 ) -> list[dict[str, Any]]:
     """Returns all objects of a run, the root first; the same for the same arguments.
 
-    Args:
-        cluster: What holds for all.
-        groups: The nodes.
-        files: What pods find mounted.
-        supervisor: What the user wants of the supervisor's pod.
-        program: Name of the program.
-        suspended: Whether the root is created suspended. With a queue, all Jobs are suspended in any
-            case, until the queue admits them.
+    With `suspended`, the root is created suspended. With a queue, all Jobs are suspended in any
+    case, until the queue admits them.
 
     Raises:
         ValueError: The options do not allow valid pods; the text lists all mistakes.
@@ -178,12 +160,7 @@ def mistakes_of(cluster: Cluster, groups: Sequence[Group], supervisor: PodOption
 
 
 def owned(obj: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns an object as one that is removed with the root.
-
-    Args:
-        obj: One of `manifests`, other than the root.
-        root: The root as the API returned it.
-    """
+    """Returns an object as one that is removed with the root, which the API has returned."""
     # Without `controller`, because Kueue would take the Job for a part of the root; and without
     # `blockOwnerDeletion`, because some clusters require rights on the root's finalizers for it.
     reference = {

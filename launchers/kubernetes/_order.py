@@ -100,10 +100,7 @@ class PodOrder(orders.Order):
         hosts: Host name of each node's pod.
         names: Address of each host, by its host name.
         ports: Where nodes listen, by address key.
-        schedule_s: Seconds within which pods must have come; infinity: as long as it takes.
-        launcher_silence_s: Seconds after which a launching process that says nothing is gone.
         begins_anew: Whether Kubernetes starts the supervisor again after it has ended it.
-        silence_s: Seconds after which a host that says nothing is lost.
     """
 
     supervisor = "launchers.kubernetes._supervise"
@@ -143,14 +140,7 @@ class PackedRun:
 def pack(
     order: PodOrder, plan: LaunchPlan, shipment: Shipment, names: Names, place: WorkPlace | None
 ) -> PackedRun:
-    """Returns all files of a run.
-
-    Args:
-        order: What is to be run.
-        plan: With the work.
-        shipment: The code.
-        names: What everything is called.
-        place: Where the blob is going to be; None: in Secrets.
+    """Returns all files of a run whose blob is going to be in this place; None: in Secrets.
 
     Raises:
         LaunchError: Code cannot be read, or there is too much of it for Secrets.
@@ -207,16 +197,7 @@ def _hearing(code: int) -> bytes:
 
 
 def put(packed: PackedRun, place: WorkPlace, run: str) -> None:
-    """Puts the blob where the supervisor finds it. If that fails, nothing is left on a volume.
-
-    Args:
-        packed: With the blob.
-        place: Where.
-        run: Name of the run.
-
-    Raises:
-        LaunchError: It cannot be put there.
-    """
+    """Puts the blob where the supervisor finds it. If that fails, nothing is left on a volume."""
     if isinstance(place, WorkStore):
         _send(packed.blob, place.put)
         return

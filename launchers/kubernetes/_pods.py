@@ -70,17 +70,7 @@ class Volume:
 
     @classmethod
     def of(cls, given: "Volume | Mapping[str, Any]") -> "Volume":
-        """Takes a volume as users write it.
-
-        Example:
-            Volume.of(
-                {"persistentVolumeClaim": {"claimName": "data"}, "mount": "/data", "read_only": True}
-            )
-
-        Raises:
-            TypeError: Neither a Volume nor a mapping.
-            ValueError: It has no mount, not exactly one source, or a value of the wrong type.
-        """
+        """Takes a volume as users write it: a Volume, or a dict of its source and its fields."""
         if isinstance(given, Volume):
             return given
         if not isinstance(given, Mapping):
@@ -168,13 +158,7 @@ class PodOptions:
 
     @classmethod
     def of(cls, given: "PodOptions | Mapping[str, Any]") -> "PodOptions":
-        """Takes options as users write them: `{"image": "python:3.12"}` too.
-
-        Raises:
-            TypeError: Neither PodOptions nor a mapping.
-            ValueError: An unknown name, or values that cannot be; all are listed, each with where
-                it stands.
-        """
+        """Takes options as users write them: `{"image": "python:3.12"}` too."""
         if isinstance(given, PodOptions):
             return given
         return cls(**checked_fields(cls, given, "PodOptions", called="pod option"))
@@ -183,9 +167,6 @@ class PodOptions:
         """Returns these options, with those of `base` where these say nothing.
 
         Dicts are merged, and patches like patches of a pod; lists are replaced.
-
-        Args:
-            base: The options for all pods, if these are for a group.
         """
         merged: dict[str, Any] = {}
         for each in dataclasses.fields(self):
@@ -295,16 +276,10 @@ def _key_mistakes(patch: Mapping[str, Any], where: str) -> Iterator[str]:
 
 
 def _merged(base: Any, patch: Any, where: str, *, composing: bool = False) -> Any:
-    """Merges a patch into what it is for.
+    """Merges a patch into a part of a pod template, or of a patch.
 
-    Args:
-        base: A part of a pod template, or of a patch.
-        patch: What to change there.
-        where: Where that is, for people.
-        composing: Whether `base` is a patch, too. Then entries that remove something stay in it.
-
-    Raises:
-        ValueError: A dict stands where there is a list, or the like.
+    If it composes two patches, entries that remove something stay in the result. It raises
+    ValueError if a dict stands where there is a list, or the like.
     """
     if isinstance(patch, Mapping):
         if base is not None and not isinstance(base, Mapping):
@@ -379,7 +354,8 @@ def pod_template(
         moves: Whether a new pod replaces it if its machine is lost.
 
     Raises:
-        ValueError: The patch does not fit, or removes what the launcher needs; all mistakes are listed.
+        ValueError: The patch does not fit, or removes what the launcher needs; all mistakes are
+            listed.
     """
     given = {name: Volume.of(each) for name, each in options.volumes.items()}
     at = {volume.mount.rstrip("/") for volume in given.values()}

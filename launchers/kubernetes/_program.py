@@ -70,11 +70,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class KubernetesProgram(ProgramElsewhere):
-    """A program in a cluster.
-
-    Attributes:
-        names: Of its objects.
-    """
+    """A program in a cluster."""
 
     answer_s = 120.0  # the kubelet passes a question on once a minute, or more often
 
@@ -106,9 +102,6 @@ class KubernetesProgram(ProgramElsewhere):
             log_dir: Where to keep the output of the nodes; None: nowhere.
             take_back: Removes work outside of the cluster; returns what is left of it, for people.
             timing: Other limits, and pauses.
-
-        Raises:
-            LaunchError: Logs cannot be written.
         """
         tells = is_launch and not options.quiet
         super().__init__(plan, options, log_dir, is_launch=is_launch, tells_logs=tells)
@@ -176,11 +169,8 @@ class KubernetesProgram(ProgramElsewhere):
     def output(self) -> Iterator[tuple[str, bytes]]:
         """Yields what nodes printed: `label[replica]` and lines of it.
 
-        For a program that this process launched, that is everything. Otherwise it is what the cluster
-        has kept, with the notes of the supervisor under the name `supervisor`.
-
-        Raises:
-            ApiError: It cannot be had.
+        For a program that this process launched, that is everything. Otherwise it is what the
+        cluster has kept, with the notes of the supervisor under the name `supervisor`.
         """
         if self._log_dir is not None:
             yield from super().output()
@@ -191,11 +181,7 @@ class KubernetesProgram(ProgramElsewhere):
                 yield from _words(reader.feed(line))
 
     def follow(self) -> Iterator[tuple[str, bytes]]:
-        """Yields what nodes print until the program ends, as `output` does.
-
-        Raises:
-            ApiError: It cannot be had.
-        """
+        """Yields what nodes print until the program ends, as `output` does."""
         begun = set[str]()
         is_over = False
         while not is_over:
@@ -385,11 +371,7 @@ class KubernetesProgram(ProgramElsewhere):
         return f"{text}\nWhat was printed last:\n{first.last_output}" if first.last_output else text
 
     def _remove_all(self, how: str) -> str:
-        """Deletes all objects and waits until they are gone; returns what remains, for people.
-
-        Args:
-            how: How it ended; printed if this takes a while.
-        """
+        """Deletes all objects and waits until they are gone; returns what remains, for people."""
         state = self._state
         tell_at = time.monotonic() + self._timing.tell_s
         limit = time.monotonic() + self._timing.gone_s
@@ -429,13 +411,7 @@ class KubernetesProgram(ProgramElsewhere):
     def _remains(
         self, left: list[Json] | None, forced: list[Json], failure: ApiError | None
     ) -> str:
-        """Returns what is left of a run after its removal, for people.
-
-        Args:
-            left: Objects that are left; None: unknown.
-            forced: Pods that were deleted although their machines had not ended them.
-            failure: Why the run could not be removed, or the objects not be listed.
-        """
+        """Returns what is left of a run after its removal, for people; `left` is None if unknown."""
         where = f"-n {self._api.namespace} -l {self._selector}"
         if failure is not None and not self._state.is_deleted:
             return (

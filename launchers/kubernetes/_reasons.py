@@ -50,7 +50,7 @@ _NEWEST = 1 << 30
 
 
 def wait_of(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str | None:
-    """Returns what a pod waits for, in one line; None if for nothing that is known. `events`: the latest last."""
+    """Returns what a pod waits for, in one line; None if for nothing that is known."""
     status = pod.get("status", {})
     if status.get("phase") in ("Succeeded", "Failed"):
         return None
@@ -93,11 +93,7 @@ def waiting_lines(waits: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def trouble_lines(troubles: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns a line for each trouble, with the nodes that have it.
-
-    Args:
-        troubles: Nodes by what has happened to their pods.
-    """
+    """Returns a line for each trouble, with the nodes that have it."""
     return [f"{named(nodes, MAX_NAMED)}: {what}" for what, nodes in troubles.items()]
 
 
@@ -158,13 +154,7 @@ def supervisor_end(
     job: Mapping[str, Any] | None,
     events: Sequence[Mapping[str, Any]],
 ) -> str:
-    """Returns why a program left no result, in one line.
-
-    Args:
-        pod: That of its supervisor, as the server had it last.
-        job: The supervisor's, if it is still there.
-        events: Warnings about the pod, the latest last.
-    """
+    """Returns why a program left no result, in one line."""
     failed = condition(job or {}, "Failed")
     is_told = failed.get("status") == "True" and failed.get("reason") != _NO_MORE_PODS
     how = "the run was deleted" if job is None else said(failed) if is_told else ""
@@ -181,12 +171,7 @@ def supervisor_end(
 
 
 def supervisor_loss(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the text for a program whose result is lost with its supervisor's machine.
-
-    Args:
-        pod: That of its supervisor, as the server had it last.
-        events: Warnings about the pod, the latest last.
-    """
+    """Returns the text for a program whose result is lost with its supervisor's machine."""
     machine = pod.get("spec", {}).get("nodeName", "")
     how = loss_of(pod, events, SUPERVISOR) or "is gone"
     return (
@@ -196,12 +181,7 @@ def supervisor_loss(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]])
 
 
 def supervisor_away(launcher_silence_s: float) -> str:
-    """Returns what happens while the kubelet of the supervisor's machine is silent.
-
-    Args:
-        launcher_silence_s: Seconds without a sign of life of the launching process after which the
-            supervisor ends the program.
-    """
+    """Returns what happens while the kubelet of the supervisor's machine is silent."""
     how = "nothing is known of the program until the machine of its supervisor answers"
     if launcher_silence_s == math.inf:
         return how

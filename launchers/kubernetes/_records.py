@@ -54,12 +54,7 @@ _MAX_STRAYS = 10_000
 
 @dataclass(frozen=True)
 class PrintedRecord:
-    """Output of a node, or of the supervisor under the name `supervisor`.
-
-    Attributes:
-        node: `label[replica]`.
-        data: What it printed, the end of the line included.
-    """
+    """A line that a node printed, with its end, or the supervisor, under the name `supervisor`."""
 
     node: str
     data: bytes
@@ -81,10 +76,8 @@ class Up:
 class StatusRecord:
     """How each node was.
 
-    Attributes:
-        nodes: All.
-        awaited: Host names of pods that the supervisor waits for. It sends nothing to earlier pods of
-            these names.
+    The supervisor waits for pods with the `awaited` host names. It sends nothing to earlier pods of
+    these names.
     """
 
     nodes: tuple[NodeStatus, ...]
@@ -93,12 +86,7 @@ class StatusRecord:
 
 @dataclass(frozen=True)
 class Stacks:
-    """The answer to a request for stacks.
-
-    Attributes:
-        question: The word of the request.
-        texts: By the name of the node.
-    """
+    """The answer to a request for stacks, by the name of the node."""
 
     question: str
     texts: Mapping[str, str]
@@ -120,12 +108,7 @@ class RecordWriter:
     """
 
     def __init__(self, descriptor: int, key: bytes) -> None:
-        """Prepares it.
-
-        Args:
-            descriptor: A blocking descriptor to write to. The caller closes it.
-            key: For the seal of the end; known to the launching process, too.
-        """
+        """Writes to a blocking descriptor, which the caller closes; seals the end with a key."""
         self._writer = Writer(lambda: descriptor)
         self._key = key
         self._lock = threading.Lock()
@@ -231,11 +214,9 @@ class RecordReader:
     """Reads the log of one process; returns each record once, even if the log is read again."""
 
     def __init__(self, key: bytes | None, *, is_stamped: bool = False) -> None:
-        """Prepares it.
+        """Prepares it. Without the key for the seal of the end, exceptions stay texts.
 
-        Args:
-            key: For the seal of the end. Without it exceptions stay texts.
-            is_stamped: Whether each line of the log has a time stamp. Then lines without one are ignored.
+        With `is_stamped`, each line of the log has a time stamp, and lines without one are ignored.
         """
         self._key = key
         self._is_stamped = is_stamped
@@ -250,11 +231,9 @@ class RecordReader:
         return self._last
 
     def feed(self, line: str) -> list[Record]:
-        """Takes in a line and returns its records: none if the line was read before.
+        """Takes in a line without its end; returns its records: none if the line was read before.
 
-        Args:
-            line: Without its end, bytes that are no UTF-8 as `surrogateescape` has them. A
-                time stamp may precede it, as Kubernetes writes it.
+        Bytes that are no UTF-8 are as `surrogateescape` has them.
         """
         stamped = _STAMP.fullmatch(line)
         if stamped is None and self._is_stamped:

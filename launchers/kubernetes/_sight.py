@@ -41,13 +41,7 @@ class Sight:
     def __init__(
         self, names: Names, nodes: Iterable[tuple[str, int]], movable: Collection[str] = ()
     ) -> None:
-        """Begins with nothing.
-
-        Args:
-            names: Of the run.
-            nodes: Label and replica of each.
-            movable: Names of nodes that continue in another pod if theirs is lost.
-        """
+        """Begins with nothing. `movable` nodes continue in another pod if theirs is lost."""
         self._names = names
         self._movable = frozenset(movable)
         self._nodes = {names.host(*each): f"{each[0]}[{each[1]}]" for each in nodes}
@@ -270,11 +264,7 @@ class Sight:
         return {self.node(pod): pod for pod in self.pods_of_nodes() if host_of(pod) in given_up}
 
     def interruption(self, reason: str) -> str:
-        """Adds what the cluster knows to the reason of an end that this process did not request.
-
-        Args:
-            reason: As the supervisor has it: a signal to itself, or to a node.
-        """
+        """Adds to the supervisor's reason of an end what the cluster knows of it."""
         job = self.jobs.get(self._names.supervisor_job, {})
         # The first is there before its pods have ended, the second after that.
         for end in (condition(job, "FailureTarget"), condition(job, "Failed")):

@@ -38,10 +38,10 @@ _RECENTLY_S = 60.0
 
 @dataclass(frozen=True)
 class WaitLimits:
-    """Time limits that users set. All in seconds.
+    """Time limits that users set, in seconds.
 
     Attributes:
-        notice_s: The time that nodes have to end; below 0: as long as they want.
+        notice_s: Below 0: nodes take as long as they want.
         schedule_s: The time until all nodes must be placed; for the launch only.
         silence_s: The time without data from its supervisor after which a pod ends.
         launcher_silence_s: The time without a sign of life of the launching process after which the
@@ -59,9 +59,6 @@ class Hands:
     """Functions that carry out decisions. All but the first three may raise ApiError.
 
     Attributes:
-        tell: Shows a message to people.
-        read_log: Begins to read the log of a pod.
-        last_lines: Returns what a pod has printed last.
         leave_word: Tells the launching process that the end was requested, and why.
         end: Takes a pod's name and seconds. Has the supervisor in that pod end the program in order
             within these seconds; without a name, deletes all objects. Returns whether a supervisor
@@ -79,14 +76,7 @@ class Hands:
 
 @dataclass
 class _LeavingPod:
-    """A pod that is to end.
-
-    Attributes:
-        pod: As the server had it last.
-        since: When it was first seen ending.
-        look_at: When it is looked at next.
-        is_told: Whether the user was told that it does not end.
-    """
+    """A pod that is to end: since when that is seen, when to look again, and whether it was told."""
 
     pod: Json
     since: float
@@ -119,17 +109,7 @@ class RunState:
         is_launch: bool,
         timing: Timing = DEFAULT,
     ) -> None:
-        """Begins with nothing.
-
-        Args:
-            plan: Work is not needed.
-            names: Of the objects.
-            hands: Carry out decisions.
-            now: The time.
-            limits: Time limits of the user.
-            is_launch: Whether this process launched the run. Then it removes what is left.
-            timing: Other limits, and pauses.
-        """
+        """Begins with nothing. The process that launched the run also removes what is left."""
         self._plan = plan
         self._names = names
         self._hands = hands
@@ -270,11 +250,7 @@ class RunState:
     # What follows from it
 
     def look(self, now: float) -> ProgramResult | None:
-        """Does what is due; returns how the program ended, once that is final.
-
-        Raises:
-            ApiError: The cluster refuses what must be done.
-        """
+        """Does what is due; returns how the program ended, once that is final."""
         self._looked_at = now
         if self._place_limit < math.inf and self.sight.is_suspended:
             # The time counts from the admission by the queue.
@@ -363,11 +339,7 @@ class RunState:
         return ProgramResult(stop.outcome, reason=f"{stop.reason}{how}", signum=stop.signum)
 
     def failed(self, text: str) -> ProgramResult:
-        """Returns the result of a program that cannot go on.
-
-        Args:
-            text: Why; what was printed last may follow, in lines of its own.
-        """
+        """Returns the result of a program that cannot go on; in `text`, the last output may follow."""
         summary, _, details = text.partition("\n")
         failure = NodeFailure(
             SUPERVISOR, f"run {self._names.run}", summary, last_output=details or self.last_words

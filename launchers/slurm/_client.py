@@ -19,22 +19,14 @@ class SlurmError(LaunchError):
 
 
 def submit(script: Path) -> str:
-    """Submits a batch script and returns the number of the job.
-
-    Raises:
-        SlurmError: Slurm does not take it.
-    """
+    """Submits a batch script and returns the number of the job."""
     answer = call("sbatch", "--parsable", str(script), limit_s=_SUBMIT_S)
     # Warnings come before the number, and the name of the cluster after it.
     return answer.split()[-1].partition(";")[0]
 
 
 def look_at(job: str) -> JobState | None:
-    """Returns the state of a job; None if Slurm does not know it any more.
-
-    Raises:
-        SlurmError: Slurm cannot be asked now.
-    """
+    """Returns the state of a job; None if Slurm does not know it any more."""
     try:
         return read_job(call("scontrol", "--oneliner", "show", "job", job))
     except SlurmError as error:
@@ -46,11 +38,7 @@ def look_at(job: str) -> JobState | None:
 
 
 def call(*command: str, limit_s: float = _ANSWER_S) -> str:
-    """Runs a command of Slurm and returns what it prints.
-
-    Raises:
-        SlurmError: It fails, or does not answer.
-    """
+    """Runs a command of Slurm and returns what it prints; raises SlurmError if it fails."""
     try:
         done = subprocess.run(
             command,

@@ -34,13 +34,7 @@ WORK = "work.pickle"
 
 @dataclass(frozen=True, kw_only=True)
 class JobOrder(Order):
-    """What a job is to run.
-
-    Attributes:
-        components: Hosts of the job, and the nodes on each.
-        wanted: The user's options for the hosts.
-        requeue: Whether the job may run again.
-    """
+    """What a job is to run: its hosts with the nodes on each, and the user's options for them."""
 
     supervisor = "launchers.slurm._job"
     advice = "on the first host: name another interpreter, python="
@@ -52,14 +46,7 @@ class JobOrder(Order):
 
 
 class RunFolder:
-    """The folder of a run.
-
-    Attributes:
-        path: Absolute.
-        script: What sbatch is given.
-        output: What the script prints.
-        logs: Output of the nodes.
-    """
+    """The folder of a run, by its absolute path."""
 
     def __init__(self, path: Path) -> None:
         """Neither reads nor makes it."""
@@ -105,11 +92,7 @@ class RunFolder:
         shutil.rmtree(self._run, ignore_errors=True)
 
     def check_owner(self) -> None:
-        """Refuses a folder that is not the user's own, because its files are unpickled.
-
-        Raises:
-            LaunchError: There is no run in it, or others may write there.
-        """
+        """Refuses a folder that is not the user's own, because its files are unpickled."""
         try:
             check_own_folder(self.path.resolve())
             read_private(self.path / WORK)
@@ -132,23 +115,11 @@ class RunFolder:
         self.write("begun", True)
 
     def write(self, name: str, value: Any) -> None:
-        """Writes something that `to_json` takes.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Writes something that `to_json` takes."""
         write_private(self._run / name, json.dumps(to_json(value)).encode())
 
     def read(self, name: str, kind: Any) -> Any:
-        """Returns what was written.
-
-        Args:
-            name: Of the file.
-            kind: What it is read as, by `from_json`.
-
-        Returns:
-            The value; None if there is no file.
-        """
+        """Returns what was written, as `from_json` reads this kind; None if there is no file."""
         with contextlib.suppress(OSError):
             return from_json(kind, json.loads((self._run / name).read_bytes()))
         return None

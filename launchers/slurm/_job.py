@@ -45,15 +45,7 @@ class Allocation:
     def __init__(
         self, pythons: Sequence[str], components: Sequence[Component] | None = None
     ) -> None:
-        """Asks Slurm for their names.
-
-        Args:
-            pythons: Interpreters to try there.
-            components: The hosts that were asked for, if known.
-
-        Raises:
-            SlurmError: Slurm does not tell.
-        """
+        """Asks Slurm for their names. `components` are the hosts that were asked for, if known."""
         self._pythons = pythons
         self._components = components
         self._places = unique_names(
@@ -91,11 +83,7 @@ class Allocation:
     def deploy(
         self, plan: LaunchPlan, options: LaunchOptions, wanted: HostOptions, shipment: Shipment
     ) -> RunningProgram:
-        """Starts a program on the hosts; returns when its addresses are known and bound.
-
-        Raises:
-            LaunchError: It cannot be started; nothing of it is left.
-        """
+        """Starts a program on the hosts; returns when its addresses are known and bound."""
         deployment = Deployment(plan, options, self.specs, wanted, shipment)
         return deploy(deployment, self._reach, _ARRIVE_S)
 

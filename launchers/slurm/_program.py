@@ -56,12 +56,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class SlurmProgram(ProgramElsewhere):
-    """A program in a job.
-
-    Attributes:
-        job: Its number.
-        folder: Of the run.
-    """
+    """A program in a job."""
 
     answer_s = 15.0
 
@@ -76,13 +71,7 @@ class SlurmProgram(ProgramElsewhere):
     ) -> None:
         """Prepares to watch it.
 
-        Args:
-            plan: Work is not needed.
-            options: Options of the launch.
-            folder: Of the run.
-            job: Its number.
-            is_launch: Whether this process launched it. Then it tells what happens, and ends only
-                after the program.
+        If this process launched it, it tells what happens, and ends only after the program.
         """
         tells = is_launch and not options.quiet
         super().__init__(plan, options, folder.logs, is_launch=is_launch, tells_logs=tells)

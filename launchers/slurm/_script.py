@@ -38,14 +38,9 @@ _OVER = frozenset(
 
 @dataclass(frozen=True)
 class Component:
-    """Hosts of one kind, and the nodes on them.
+    """Hosts of one kind, which Slurm calls nodes, and the names of the executables on them.
 
-    Attributes:
-        executables: Names of what runs there.
-        nodes: Number of hosts (Slurm calls them nodes).
-        cpu: Cores of each; None: Slurm's default.
-        ram_gib: Memory of each for nodes, in GiB; None: Slurm's default.
-        gpu: Accelerators of each; None: no wish.
+    The resources are those of each host; None: Slurm's default.
     """
 
     executables: tuple[str, ...]
@@ -79,13 +74,8 @@ def components_of(
 ) -> list[Component]:
     """Divides a program into components of a heterogeneous job: one for each resource shape.
 
-    Args:
-        executables: What is to run.
-        nodes: How many hosts: in all, or by group. A group that is named has hosts of its own. None: one
-            for each shape.
-
-    Raises:
-        ValueError: Groups or numbers do not fit the program.
+    `nodes` says how many hosts: in all, or by group. A group that is named has hosts of its own.
+    None: one for each shape. It raises ValueError if groups or numbers do not fit the program.
     """
     by_group = nodes if isinstance(nodes, Mapping) else {}
     labels = list(dict.fromkeys(each.label for each in executables))
@@ -261,16 +251,7 @@ def batch_script(
     components: Sequence[Component],
     submission: Submission,
 ) -> str:
-    """Returns the script for sbatch.
-
-    Args:
-        program: Its name.
-        folder: Of the run, absolute; all hosts see it.
-        directory: Where the nodes run.
-        python: Interpreter of the supervisor.
-        components: Not empty.
-        submission: The user's options.
-    """
+    """Returns the script for sbatch. All hosts see `folder`; nodes run in `directory`."""
     first, *others = (submission.lines(component) for component in components)
     common = [
         # Other characters are replaced, because sbatch does not accept all names.
@@ -292,11 +273,7 @@ def batch_script(
 
 
 def node_lists(environment: Mapping[str, str]) -> list[tuple[int | None, str]]:
-    """Returns the hosts of the allocation that a process is in: an expression for each component.
-
-    Returns:
-        Number of the component, None if there is only one, and its hosts as Slurm writes them.
-    """
+    """Returns the hosts of this allocation as Slurm writes them, by component; None: the only one."""
     count = int(environment.get("SLURM_HET_SIZE") or 0)
     if count:
         return [(k, environment[f"SLURM_JOB_NODELIST_HET_GROUP_{k}"]) for k in range(count)]
@@ -308,11 +285,8 @@ def srun_command(
 ) -> list[str]:
     """Returns the command that runs another one on a host, connected to our input and output.
 
-    Args:
-        host: Slurm's name of it.
-        het_group: Its component, if there are several.
-        cpu: Cores that the component has there; None: all that the allocation has.
-        command: What to run there.
+    The component of the host is None if there is only one. Without `cpu`, the command has all cores
+    that the allocation has there.
     """
     return [
         "srun",
@@ -379,9 +353,6 @@ def read_job(answer: str) -> JobState:
     """Reads the answer of `scontrol --oneliner show job`: a line for each component.
 
     The first component runs the script, so its state counts, unless another component failed.
-
-    Raises:
-        ValueError: This is no such answer.
     """
     states = [_read_line(line) for line in answer.splitlines() if line.strip()]
     if not states:
