@@ -51,33 +51,15 @@ _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 _UNSERVED = ("as-uid", "as-groups", "as-user-extra")
 
 
-@dataclass(frozen=True)
-class _ObjectKind:
-    """The address of objects of a kind, and their name in the rules of a Role."""
-
-    api_version: str
-    plural: str
-
-    @property
-    def group(self) -> str:
-        """Of the API; empty for the core."""
-        return self.api_version.rpartition("/")[0]
-
-    def path(self, namespace: str, name: str = "", part: str = "") -> str:
-        """Returns the address of all objects of the kind, of one, or of a part of it."""
-        root = "apis" if self.group else "api"
-        parts = (root, self.api_version, "namespaces", namespace, self.plural, name, part)
-        return "".join(f"/{quote(each)}" for each in parts if each)
-
-
+#: Their API, and their name in addresses and in the rules of a Role.
 _KINDS = {
-    "Pod": _ObjectKind("v1", "pods"),
-    "Service": _ObjectKind("v1", "services"),
-    "Secret": _ObjectKind("v1", "secrets"),
-    "Event": _ObjectKind("v1", "events"),
-    "Job": _ObjectKind("batch/v1", "jobs"),
-    "NetworkPolicy": _ObjectKind("networking.k8s.io/v1", "networkpolicies"),
-    "JobSet": _ObjectKind("jobset.x-k8s.io/v1alpha2", "jobsets"),
+    "Pod": ("v1", "pods"),
+    "Service": ("v1", "services"),
+    "Secret": ("v1", "secrets"),
+    "Event": ("v1", "events"),
+    "Job": ("batch/v1", "jobs"),
+    "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
+    "JobSet": ("jobset.x-k8s.io/v1alpha2", "jobsets"),
 }
 
 
@@ -109,7 +91,6 @@ class ApiError(LaunchError):
 
 
 def new_author() -> str:
-    """Returns a unique word for `Api.create`."""
     return secrets.token_hex(16)
 
 
@@ -129,7 +110,6 @@ class Cancellation:
 
     @property
     def is_set(self) -> bool:
-        """Whether it was cancelled."""
         return self._event.is_set()
 
     def wait(self, timeout_s: float) -> bool:
@@ -159,8 +139,7 @@ class Cancellation:
 
 def _shut(response: Any) -> None:
     """Ends a response that another thread reads: `close` would wait for that thread."""
-    connection = getattr(response, "connection", None)
-    sock = getattr(connection, "sock", None)
+    sock = getattr(getattr(response, "connection", None), "sock", None)
     if sock is not None:
         with contextlib.suppress(OSError):  # it has ended by itself
             sock.shutdown(socket.SHUT_RDWR)
@@ -444,7 +423,7 @@ class Api:
             query["sinceSeconds"] = max(1, since_s)
         if tail is not None:
             query["tailLines"] = tail
-        request = self._request("get", "Pod", pod, "log", query=query)
+        request = _ApiRequest("get", self.namespace, "Pod", pod, "log", query)
         response = self._try(
             request, lambda: self._send(request, self._timing.log_silence_s), cancellation
         )
@@ -468,7 +447,7 @@ class Api:
             "allowWatchBookmarks": True,
             "timeoutSeconds": _WATCH_S,
         }
-        request = self._request("watch", kind, query=query)
+        request = _ApiRequest("watch", self.namespace, kind, query=query)
         began = self._clock()
         response = self._try(
             request, lambda: self._send(request, self._timing.watch_silence_s), cancellation
@@ -504,7 +483,7 @@ class Api:
         items: Objects = found.get("items") or []
         for item in items:  # a list states kind and version once, not in each item
             item.setdefault("kind", kind)
-            item.setdefault("apiVersion", _KINDS[kind].api_version)
+            item.setdefault("apiVersion", _KINDS[kind][0])
         return items, found["metadata"].get("resourceVersion", "")
 
     def _demand(
@@ -518,33 +497,9 @@ class Api:
         cancellation: Cancellation | None = None,
         patience_s: float = math.inf,
     ) -> Json:
-        request = self._request(verb, kind, name, query=query, body=body)
+        request = _ApiRequest(verb, self.namespace, kind, name, query=query, body=body)
         return self._try(
             request, lambda: json.loads(self._send(request).data), cancellation, patience_s
-        )
-
-    def _request(
-        self,
-        verb: str,
-        kind: str,
-        name: str = "",
-        part: str = "",
-        *,
-        query: Mapping[str, Any] | None = None,
-        body: Mapping[str, Any] | None = None,
-    ) -> "_ApiRequest":
-        known = _KINDS[kind]
-        resource = f"{known.plural}/{part}" if part else known.plural
-        path = known.path(self.namespace, "" if verb == "create" else name, part)
-        return _ApiRequest(
-            verb,
-            _METHODS.get(verb, "GET"),
-            path,
-            f"{kind} {name}",
-            known.group,
-            resource,
-            query,
-            body,
         )
 
     def _send(self, request: "_ApiRequest", silence_s: float = _ANSWER_S) -> Any:
@@ -685,7 +640,7 @@ class Api:
         import urllib3.exceptions
 
         try:
-            self._send(self._request("list", "Pod", query=_ONE))
+            self._send(_ApiRequest("list", self.namespace, "Pod", query=_ONE))
         except _Refused as refused:
             return refused.status in (401, 403)
         except (urllib3.exceptions.HTTPError, OSError):
@@ -738,21 +693,40 @@ class Api:
 
 @dataclass(frozen=True)
 class _ApiRequest:
-    """A request; `verb`, `group` and `resource` as the rules of a Role have them."""
-
     verb: str
-    method: str
-    path: str
-    object: str = ""
-    group: str = ""
-    resource: str = ""
+    namespace: str
+    kind: str
+    name: str = ""
+    part: str = ""
     query: Mapping[str, Any] | None = None
     body: Mapping[str, Any] | None = None
 
     @property
+    def method(self) -> str:
+        return _METHODS.get(self.verb, "GET")
+
+    @property
+    def group(self) -> str:
+        """Of the API, as rules of a Role have it; empty for the core."""
+        return _KINDS[self.kind][0].rpartition("/")[0]
+
+    @property
+    def resource(self) -> str:
+        """As rules of a Role have it."""
+        return "/".join(filter(None, (_KINDS[self.kind][1], self.part)))
+
+    @property
+    def path(self) -> str:
+        api, plural = _KINDS[self.kind]
+        name = "" if self.verb == "create" else self.name
+        root = "apis" if self.group else "api"
+        parts = (root, api, "namespaces", self.namespace, plural, name, self.part)
+        return "".join(f"/{quote(each)}" for each in parts if each)
+
+    @property
     def attempted(self) -> str:
         """The beginning of a message."""
-        return f"cannot {self.verb} {self.object or self.path}".rstrip()
+        return f"cannot {self.verb} {self.kind} {self.name}".rstrip()
 
 
 class _Refused(Exception):  # noqa: N818 - never leaves this module
@@ -785,8 +759,8 @@ def _configure(configuration: Any, context: str | None) -> _Found:
     # Read now, as kubectl does: the package keeps the value from when it was imported.
     files = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config"))
     paths = [Path(each).expanduser() for each in files.split(os.pathsep) if each]
-    # kubectl ignores empty files.
-    full = [path for path in paths if path.exists() and not _is_empty(path)]
+    # kubectl ignores empty files. A pipe has no size, and can be read once.
+    full = [path for path in paths if path.exists() and (path.stat().st_size or not path.is_file())]
     if full:
         try:
             # Like `load_kube_config`, which does not return the context's namespace.
@@ -838,11 +812,6 @@ def _configure(configuration: Any, context: str | None) -> _Found:
     return _Found("default")
 
 
-def _is_empty(path: Path) -> bool:
-    """Returns whether a file holds nothing; a pipe, which can be read once, may hold something."""
-    return path.is_file() and not path.stat().st_size
-
-
 def _proxy_from_environment(server: str) -> str | None:
     """Returns the proxy that kubectl would take; None if it would connect by itself."""
     variables = urllib.request.getproxies_environment()
@@ -859,23 +828,15 @@ def _proxy_from_environment(server: str) -> str | None:
 
 def _goes_direct(host: str, port: int, exempt: str) -> bool:
     """Returns whether a host needs no proxy; `exempt` is the value of NO_PROXY."""
-    address = _address(host)
-    if host == "localhost" or (address is not None and address.is_loopback):
-        return True
     rules = [each.strip().lower().removeprefix("*.") for each in exempt.split(",")]
-    for rule in rules if address is not None else ():
-        with contextlib.suppress(ValueError):  # a name
-            if address in ipaddress.ip_network(rule, strict=False):
-                return True
+    with contextlib.suppress(ValueError):  # the host is a name
+        address = ipaddress.ip_address(host)
+        for rule in ("127.0.0.0/8", "::1", *rules):
+            with contextlib.suppress(ValueError):  # the rule is a name
+                if address in ipaddress.ip_network(rule, strict=False):
+                    return True
     bypass = urllib.request.proxy_bypass_environment  # type: ignore[attr-defined] # typeshed lacks it
-    return bool(bypass(f"{host}:{port}", {"no": ",".join(rules)}))
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(text)
-    except ValueError:
-        return None
+    return host == "localhost" or bool(bypass(f"{host}:{port}", {"no": ",".join(rules)}))
 
 
 # Answers
