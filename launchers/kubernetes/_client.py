@@ -113,7 +113,6 @@ class Cancellation:
         return self._event.is_set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until it is cancelled; returns whether it is."""
         return self._event.wait(timeout_s)
 
     def cancel(self) -> None:
@@ -286,7 +285,6 @@ class Api:
         self._demand("create", obj["kind"], obj["metadata"]["name"], query=query, body=obj)
 
     def get(self, kind: str, name: str) -> Json | None:
-        """Returns an object; None if there is none."""
         try:
             return self._demand("get", kind, name)
         except ApiError as error:
@@ -648,7 +646,6 @@ class Api:
         return False
 
     def _refusal(self, refused: "_Refused", request: "_ApiRequest") -> ApiError:
-        """Returns the refusal as an error that says what to do."""
         status = refused.status
         try:
             said = json.loads(refused.body)
@@ -730,8 +727,6 @@ class _ApiRequest:
 
 
 class _Refused(Exception):  # noqa: N818 - never leaves this module
-    """The server refused a request."""
-
     def __init__(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         super().__init__(status)
         self.status = status

@@ -55,7 +55,6 @@ class PodLine:
         return _LINK_BROKE
 
     def terminate(self) -> None:
-        """Ends the link."""
         self._exchange.drop(self)
 
     kill = terminate
@@ -189,7 +188,6 @@ class PodExchange:
                 future.result().end()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serves a pod that has called, until its link ends."""
         try:
             host = await asyncio.wait_for(_read_greeting(reader), self._timing.greeting_s)
             line = await self._await_line(host, reader)
@@ -224,7 +222,6 @@ class PodExchange:
     async def _carry(
         self, line: PodLine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Carries the bytes of a line in both directions, until either side ends."""
         self._carried[line] = asyncio.current_task()
         carrying: list[asyncio.Future[None]] = []
         ends: list[asyncio.StreamWriter] = []
@@ -263,7 +260,6 @@ class PodExchange:
 
 
 def _why_it_ended(error: BaseException | None) -> str:
-    """Returns why a pod sends nothing more."""
     if error is None:
         return "its agent has ended; the log of its pod may say why"
     if isinstance(error, EOFError):

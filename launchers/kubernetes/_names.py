@@ -68,7 +68,6 @@ class Names:
 
     @property
     def supervisor_job(self) -> str:
-        """Name of the Job of the supervisor."""
         return f"{self.run}-supervisor-0" if self.jobset else self.run
 
     @property

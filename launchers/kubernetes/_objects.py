@@ -87,7 +87,6 @@ class Cluster:
 
     @property
     def grace_s(self) -> int:
-        """Seconds from a pod's SIGTERM to its SIGKILL."""
         return grace_s(self.notice_s)
 
 
@@ -515,7 +514,6 @@ class _Maker:
         ]
 
     def _supervisor_volumes(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Returns the volumes that only the supervisor has, and their mounts."""
         order = {"secretName": self._names.order, "defaultMode": _READABLE}
         told = {"seen": LAUNCHER_ANNOTATION, "stacks": STACKS_ANNOTATION}
         items = [
@@ -617,7 +615,6 @@ def _restarts(executable: Executable) -> int:
 
 
 def _come_back(group: Group) -> bool:
-    """Returns whether lost pods of a group are replaced."""
     return any(each.restart.outlives_host for each in group.executables)
 
 

@@ -203,20 +203,15 @@ class KubernetesProgram(ProgramElsewhere):
         return found.texts if found is not None and found.question == question else None
 
     def _supervisor(self) -> Json:
-        """Returns the pod of the supervisor that runs now."""
         for pod in reversed(self._supervisors()):
-            if _reasons.is_running(pod, SUPERVISOR):
+            if _reasons.is_running(pod):
                 return pod
         raise LaunchError(f"no supervisor of the run {self.names.run} runs")
 
     def _supervisors(self) -> list[Json]:
         """Returns the pods of supervisors that have a log, the oldest first."""
         pods = self._api.list("Pod", f"{RUN_LABEL}={self.names.run},{ROLE_LABEL}={SUPERVISOR}")
-        begun = [
-            pod
-            for pod in pods
-            if _reasons.is_running(pod, SUPERVISOR) or _reasons.has_ended(pod, SUPERVISOR)
-        ]
+        begun = [pod for pod in pods if _reasons.is_running(pod) or _reasons.has_ended(pod)]
         return sorted(begun, key=_reasons.created)
 
     # Its thread
@@ -307,7 +302,6 @@ class KubernetesProgram(ProgramElsewhere):
         return is_asked
 
     def _last_lines(self, pod: Json) -> str:
-        """Returns what a pod has printed last."""
         with contextlib.suppress(ApiError):
             return "\n".join(self._api.logs(pod["metadata"]["name"], NODE, tail=_LAST_LINES))
         return ""
@@ -319,7 +313,7 @@ class KubernetesProgram(ProgramElsewhere):
             found = self._api.get("Pod", meta["name"])
             if found is None or found["metadata"]["uid"] != meta["uid"]:
                 return
-            if _reasons.has_ended(found, self._state.sight.container(found)):
+            if _reasons.has_ended(found):
                 return
             self._api.delete("Pod", meta["name"], grace_s=0)
             # Its Job keeps the pod until the machine has reported how it ended.
@@ -437,7 +431,6 @@ class KubernetesProgram(ProgramElsewhere):
         return ""
 
     def _notice_limit_s(self) -> float:
-        """Returns the seconds that pods have until they must end."""
         notice_s = self._options.notice_s
         return notice_s + self._timing.spare_s if notice_s > 0 else 0.0
 
@@ -575,7 +568,7 @@ class KubernetesProgram(ProgramElsewhere):
         except ApiError:
             return False
         is_same = pod is not None and pod["metadata"]["uid"] == uid
-        return not is_same or pod is None or _reasons.has_ended(pod, SUPERVISOR)
+        return not is_same or pod is None or _reasons.has_ended(pod)
 
     def _show(self, output: PrintedRecord) -> None:
         if self._console is not None:
@@ -584,7 +577,6 @@ class KubernetesProgram(ProgramElsewhere):
             self._logs.write(output.node, output.data)
 
     def _show_life(self) -> None:
-        """Sends the supervisor signs of life of this process."""
         here = f"{socket.gethostname()}:{os.getpid()}"
         answers = True
         for beat in itertools.count():
@@ -616,7 +608,6 @@ def _raise(error: Exception, now: float) -> None:  # noqa: ARG001 - as all that 
 
 
 def _words(records: Iterable[Record]) -> Iterator[tuple[str, bytes]]:
-    """Yields what nodes printed, and the notes of the supervisor."""
     for record in records:
         if isinstance(record, PrintedRecord):
             yield record.node, record.data

@@ -1,15 +1,17 @@
 """Reads from objects what the pods of a run wait for, and how pods ended. Pure."""
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from launchers.host.pod import MAY_COME_BACK
-from launchers.kubernetes._agreed import NODE, SUPERVISOR
+from launchers.kubernetes._agreed import NODE, ROLE_LABEL, SUPERVISOR
 from launchpad_lite.launching import NodeFailure, ProgramResult
 from launchpad_lite.life.result import Restart, named
+
+#: JSON, as an API server has it.
+Object = Mapping[str, Any]
 
 #: Exit codes of a node's container that the supervisor explains better: the node ended, failed for
 #: good, or may come back.
@@ -49,7 +51,7 @@ _NEWEST = 1 << 30
 # Waiting
 
 
-def wait_of(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str | None:
+def wait_of(pod: Object, events: Sequence[Object]) -> str | None:
     """Returns what a pod waits for, in one line; None if for nothing that is known."""
     status = pod.get("status", {})
     if status.get("phase") in ("Succeeded", "Failed"):
@@ -69,7 +71,7 @@ def wait_of(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str 
     return None
 
 
-def wait_of_job(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str | None:
+def wait_of_job(job: Object, events: Sequence[Object]) -> str | None:
     """Returns why a Job makes no pods, in one line; None if it does, as far as is known."""
     queue = (job["metadata"].get("labels") or {}).get("kueue.x-k8s.io/queue-name")
     if job.get("spec", {}).get("suspend"):
@@ -84,30 +86,24 @@ def wait_of_job(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
     return _POD_NAME.sub(rf'\1"{pods}"', said(failed[-1])) if failed else None
 
 
-def waiting_lines(waits: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns a line for each reason, with the nodes that wait for it."""
-    return [
-        f"{named(nodes, MAX_NAMED)} {'waits' if len(nodes) == 1 else 'wait'}: {what}"
-        for what, nodes in waits.items()
-    ]
-
-
-def trouble_lines(troubles: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns a line for each trouble, with the nodes that have it."""
-    return [f"{named(nodes, MAX_NAMED)}: {what}" for what, nodes in troubles.items()]
+def told(waits: Mapping[str, Sequence[str]], troubles: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns a line for each reason to wait, and for each trouble, with the nodes that have it."""
+    found = []
+    for what, nodes in waits.items():
+        verb = "waits" if len(nodes) == 1 else "wait"
+        found.append(f"{named(nodes, MAX_NAMED)} {verb}: {what}")
+    return found + [f"{named(nodes, MAX_NAMED)}: {what}" for what, nodes in troubles.items()]
 
 
 # The end
 
 
-def loss_of(
-    pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]], container: str
-) -> str | None:
+def loss_of(pod: Object, events: Sequence[Object]) -> str | None:
     """Returns how a pod was lost, as in "its pod ..."; None if it is well or ended as it should."""
     status = pod.get("status", {})
-    ended = _ended(pod, container)
+    ended = _ended(pod)
     if ended.get("reason") == "OOMKilled":
-        limit = _memory_limit(pod, container)
+        limit = _memory_limit(pod)
         return f"was killed: out of memory ({f'limit {limit}' if limit else 'it had no limit'})"
     message = _flat(status.get("message", ""))
     if status.get("reason") == "Evicted":
@@ -121,14 +117,13 @@ def loss_of(
     if ended and ended.get("exitCode") not in _CODES_WHEN_ASKED:
         return _exit(ended)
     if lost := [event for event in events if is_loss(event, pod)]:
-        machine = pod.get("spec", {}).get("nodeName", "")
-        return _with(f"is on the machine {machine}, which is lost", said(lost[-1]))
+        return _with(f"is on the machine {machine_of(pod)}, which is lost", said(lost[-1]))
     if pod["metadata"].get("deletionTimestamp") and not ended:
         return "was deleted"
     return None
 
 
-def is_loss(event: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
+def is_loss(event: Object, pod: Object) -> bool:
     """Returns whether an event says that the machine of a pod is lost, and the pod was not well since."""
     if event.get("reason") not in LOST_MACHINE:
         return False
@@ -136,7 +131,7 @@ def is_loss(event: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
     return not is_ready(pod) or _time_of(event) > since
 
 
-def _exit(ended: Mapping[str, Any]) -> str:
+def _exit(ended: Object) -> str:
     code, why = ended.get("exitCode", 0), _flat(ended.get("message", ""))
     if ended.get("reason") in ("StartError", "ContainerCannotRun"):
         return _with("could not be started", why)
@@ -150,19 +145,18 @@ def _exit(ended: Mapping[str, Any]) -> str:
 
 
 def supervisor_end(
-    pod: Mapping[str, Any] | None,
-    job: Mapping[str, Any] | None,
-    events: Sequence[Mapping[str, Any]],
+    pod: Object | None,
+    job: Object | None,
+    events: Sequence[Object],
 ) -> str:
     """Returns why a program left no result, in one line."""
     failed = condition(job or {}, "Failed")
     is_told = failed.get("status") == "True" and failed.get("reason") != _NO_MORE_PODS
     how = "the run was deleted" if job is None else said(failed) if is_told else ""
     if pod is not None:
-        code = exit_code(pod, SUPERVISOR)
+        code = exit_code(pod)
         ended = "is gone" if code is None else f"ended with exit code {code}"
-        where = f"its supervisor's pod {pod['metadata']['name']}"
-        loss = f"{where} {loss_of(pod, events, SUPERVISOR) or ended}"
+        loss = f"its supervisor's pod {name_of(pod)} {loss_of(pod, events) or ended}"
     elif job is not None and any(job.get("status", {}).get(each) for each in _HAD_PODS):
         loss = "its supervisor's pod is gone"
     else:
@@ -170,75 +164,49 @@ def supervisor_end(
     return f"{loss}; {how}" if job is None else _with(f"{loss}; it left no result", how)
 
 
-def supervisor_loss(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the text for a program whose result is lost with its supervisor's machine."""
-    machine = pod.get("spec", {}).get("nodeName", "")
-    how = loss_of(pod, events, SUPERVISOR) or "is gone"
-    return (
-        f"the machine {machine} of its supervisor does not answer, and how the program ended is not "
-        f"known: its pod {pod['metadata']['name']} {how}"
-    )
-
-
-def supervisor_away(launcher_silence_s: float) -> str:
-    """Returns what happens while the kubelet of the supervisor's machine is silent."""
-    how = "nothing is known of the program until the machine of its supervisor answers"
-    if launcher_silence_s == math.inf:
-        return how
-    return f"{how}; after {launcher_silence_s:g} s the supervisor stops it, as it sees nothing of this process"
-
-
-def failure_of(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
+def failure_of(pod: Object, events: Sequence[Object]) -> str:
     """Returns how a node's pod ended that should have continued, as in "its pod ..."."""
-    code = exit_code(pod, NODE)
+    if (loss := loss_of(pod, events)) is not None:
+        return loss
+    code = exit_code(pod)
     if code == MAY_COME_BACK:
-        return loss_of(pod, events, NODE) or "lost the link to the supervisor"
-    return loss_of(pod, events, NODE) or f"ended with exit code {'?' if code is None else code}"
+        return "lost the link to the supervisor"
+    return f"ended with exit code {'?' if code is None else code}"
 
 
-def exit_code(pod: Mapping[str, Any], container: str) -> int | None:
-    """Returns how a container of a pod has ended; None: it has not, or that is not known."""
-    code = _ended(pod, container).get("exitCode")
+def exit_code(pod: Object) -> int | None:
+    """Returns how the container of a pod has ended; None: it has not, or that is not known."""
+    code = _ended(pod).get("exitCode")
     return None if code is None else int(code)
 
 
-def is_over(job: Mapping[str, Any]) -> bool:
+def is_over(job: Object) -> bool:
     """Returns whether a Job makes no more pods."""
     ends = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
     return any(condition(job, kind).get("status") == "True" for kind in ends)
 
 
-def has_ended(pod: Mapping[str, Any], container: str) -> bool:
-    """Returns whether a container of a pod has ended for good."""
-    is_final = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-    return is_final or bool(_ended(pod, container))
+def has_ended(pod: Object) -> bool:
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed") or bool(_ended(pod))
 
 
-def is_running(pod: Mapping[str, Any], container: str) -> bool:
-    """Returns whether a container of a pod runs."""
-    return any(
-        each.get("name") == container and each.get("state", {}).get("running") is not None
-        for each in _containers(pod)
-    )
+def is_running(pod: Object) -> bool:
+    return _state(pod).get("running") is not None
 
 
-def remaining(objects: Iterable[Mapping[str, Any]]) -> str:
+def remaining(objects: Iterable[Object]) -> str:
     """Names objects that are still there, and the machines on which pods are."""
     parts = []
     for each in objects:
-        machine = each.get("spec", {}).get("nodeName") if each["kind"] == "Pod" else None
-        where = f" on {machine}" if machine else ""
-        parts.append(f"{each['kind']} {each['metadata']['name']}{where}")
+        machine = machine_of(each) if each["kind"] == "Pod" else ""
+        parts.append(f"{each['kind']} {name_of(each)}{f' on {machine}' if machine else ''}")
     return named(parts, MAX_NAMED)
 
 
 def explained(
-    result: ProgramResult,
-    losses: Mapping[str, Sequence[str]],
-    machine: Callable[[str], str],
-    away: str = "",
+    result: ProgramResult, losses: Mapping[str, Sequence[str]], machine: Callable[[str], str]
 ) -> ProgramResult:
-    """Returns a result with the cluster's explanation of each lost pod.
+    """Returns a supervisor's result with the cluster's explanation of each lost pod.
 
     The cluster also explains why a node was asked from outside to end.
 
@@ -246,7 +214,6 @@ def explained(
         result: As the supervisor saw it.
         losses: What became of pods, by their host name, in order.
         machine: Returns the machine of a pod by its host name; empty: not known.
-        away: The supervisor's machine, if it was away: pods that it counts as lost may be well.
     """
     counts: dict[str, int] = {}
 
@@ -256,8 +223,6 @@ def explained(
         texts = losses.get(failure.host, ())
         if texts:
             summary = f"its pod {failure.host} {texts[min(number, len(texts) - 1)]}"
-        elif away:
-            summary = f"{failure.summary} (the machine {away} of its supervisor was away)"
         elif where := machine(failure.host):
             summary = f"{failure.summary} (its pod was on the machine {where})"
         else:
@@ -286,30 +251,43 @@ def explained(
 # Fields
 
 
-def host_of(pod: Mapping[str, Any]) -> str:
+def name_of(obj: Object) -> str:
+    return str(obj["metadata"]["name"])
+
+
+def host_of(pod: Object) -> str:
     """Returns the host name of a pod, which one that replaces it has as well."""
-    return str(pod.get("spec", {}).get("hostname") or pod["metadata"]["name"])
+    return str(pod.get("spec", {}).get("hostname") or name_of(pod))
 
 
-def created(pod: Mapping[str, Any]) -> str:
+def machine_of(pod: Object) -> str:
+    """Returns the machine of a pod, which Kubernetes calls a node; empty: it has none yet."""
+    return str(pod.get("spec", {}).get("nodeName") or "")
+
+
+def is_supervisor(pod: Object) -> bool:
+    return bool((pod["metadata"].get("labels") or {}).get(ROLE_LABEL) == SUPERVISOR)
+
+
+def created(pod: Object) -> str:
     """Returns when a pod was created, as texts that can be compared: whole seconds."""
     return str(pod["metadata"].get("creationTimestamp", ""))
 
 
-def condition(obj: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+def condition(obj: Object, kind: str) -> Object:
     conditions = obj.get("status", {}).get("conditions") or ()
     return next((each for each in conditions if each.get("type") == kind), {})
 
 
-def is_ready(pod: Mapping[str, Any]) -> bool:
+def is_ready(pod: Object) -> bool:
     return bool(condition(pod, "Ready").get("status") == "True")
 
 
-def _time_of(event: Mapping[str, Any]) -> str:
+def _time_of(event: Object) -> str:
     return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
-def _containers(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _containers(pod: Object) -> list[Mapping[str, Any]]:
     status = pod.get("status", {})
     return [
         *(status.get("initContainerStatuses") or ()),
@@ -317,28 +295,34 @@ def _containers(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     ]
 
 
-def _ended(pod: Mapping[str, Any], container: str) -> Mapping[str, Any]:
-    for each in _containers(pod):
-        if each.get("name") == container:
-            return each.get("state", {}).get("terminated") or {}
-    return {}
+def _own(pod: Object, containers: Iterable[Object]) -> Object:
+    """Returns the one container of a pod that is ours."""
+    own = SUPERVISOR if is_supervisor(pod) else NODE
+    return next((each for each in containers if each.get("name") == own), {})
 
 
-def _memory_limit(pod: Mapping[str, Any], container: str) -> str:
-    for each in pod.get("spec", {}).get("containers") or ():
-        if each.get("name") == container:
-            return str(each.get("resources", {}).get("limits", {}).get("memory", ""))
-    return ""
+def _state(pod: Object) -> Object:
+    state: Object = _own(pod, _containers(pod)).get("state") or {}
+    return state
 
 
-def failed_indexes(job: Mapping[str, Any]) -> Iterator[int]:
+def _ended(pod: Object) -> Object:
+    return _state(pod).get("terminated") or {}
+
+
+def _memory_limit(pod: Object) -> str:
+    container = _own(pod, pod.get("spec", {}).get("containers") or ())
+    return str(container.get("resources", {}).get("limits", {}).get("memory", ""))
+
+
+def failed_indexes(job: Object) -> Iterator[int]:
     """Yields the indexes that a Job has given up: `1,3-5` in its status."""
     for part in filter(None, str(job.get("status", {}).get("failedIndexes") or "").split(",")):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
 
 
-def said(thing: Mapping[str, Any]) -> str:
+def said(thing: Object) -> str:
     return _with(str(thing.get("reason", "")), _flat(thing.get("message", "")))
 
 

@@ -143,15 +143,12 @@ class RecordWriter:
             )
 
     def up(self) -> None:
-        """Writes that all nodes are placed."""
         self._write_json(b"up", json.dumps(to_json(Up())), must=True)
 
     def status(self, nodes: Sequence[NodeStatus], awaited: Sequence[str] = ()) -> None:
-        """Writes how each node is, and which pods are waited for."""
         self._write_json(b"status", json.dumps(to_json(StatusRecord(tuple(nodes), tuple(awaited)))))
 
     def stacks(self, question: str, texts: Mapping[str, str]) -> None:
-        """Writes the answer to a request for stacks."""
         self._write_json(b"stacks", json.dumps(to_json(Stacks(question, texts))))
 
     def end(self, end: ProgramEnd) -> None:

@@ -1,14 +1,14 @@
 """What was seen of a run's objects: takes in changes, and answers questions about them. Pure."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
-from launchers.kubernetes._agreed import NODE, ROLE_LABEL, STOP_ANNOTATION, SUPERVISOR
+from launchers.kubernetes._agreed import STOP_ANNOTATION, SUPERVISOR
 from launchers.kubernetes._client import ChangeKind, Json
 from launchers.kubernetes._names import Names
 from launchers.kubernetes._reasons import (
     AWAY,
     LOST_MACHINE,
+    Object,
     condition,
     created,
     failed_indexes,
@@ -18,7 +18,10 @@ from launchers.kubernetes._reasons import (
     is_over,
     is_ready,
     is_running,
+    is_supervisor,
     loss_of,
+    machine_of,
+    name_of,
     said,
     wait_of,
     wait_of_job,
@@ -34,7 +37,6 @@ class Sight:
 
     Attributes:
         jobs: Those that are there, by name.
-        has_seen_job: Whether any was ever there.
         stopped_by: The request of another process to end the program; None: there was none.
     """
 
@@ -51,15 +53,19 @@ class Sight:
         self._supervisors: dict[str, Json] = {}
         self._gone: set[str] = set()
         self.jobs: dict[str, Json] = {}
-        self.has_seen_job = False
         self._deleted_jobs = set[str]()
         self.stopped_by: str | None = None
         self._events: dict[str, list[Json]] = {}
 
     def take_in(self, change: ChangeKind, obj: Json) -> None:
-        """Takes in a change of a pod, Job or event."""
+        """Takes in a change of a pod, Job or event; `LISTED` says that all of a kind were seen."""
+        if change == "LISTED":
+            # It was there when this began. A JobSet makes its Jobs later.
+            first = self._names.supervisor_job
+            if obj["kind"] == "Job" and first not in self.jobs and not self._names.jobset:
+                self._deleted_jobs.add(first)
+            return
         metadata = obj["metadata"]
-        self.has_seen_job |= obj["kind"] == "Job"
         if obj["kind"] == "Pod":
             self._take_in_pod(change, obj)
         elif obj["kind"] == "Job" and change == "DELETED":
@@ -81,13 +87,13 @@ class Sight:
         uid = pod["metadata"]["uid"]
         before = self._pods.get(uid)
         self._pods[uid] = pod
-        if self.is_supervisor(pod):
+        if is_supervisor(pod):
             self._supervisors[uid] = pod
         if change == "DELETED":
             self._gone.add(uid)
         if is_ready(pod) and before is not None and not is_ready(before):
             # The machine was away only for a moment. That does not explain later events.
-            told = self._events.get(pod["metadata"]["name"], [])
+            told = self._events.get(name_of(pod), [])
             told[:] = [each for each in told if each.get("reason") not in LOST_MACHINE]
 
     # Pods
@@ -102,62 +108,49 @@ class Sight:
 
         return max(reversed(self._supervisors.values()), key=age, default=None)
 
-    def is_supervisor(self, pod: Mapping[str, Any]) -> bool:
-        """Returns whether a pod is the supervisor's."""
-        return (pod["metadata"].get("labels") or {}).get(ROLE_LABEL) == SUPERVISOR
-
-    def container(self, pod: Mapping[str, Any]) -> str:
-        """Returns the name of the one container of a pod that is ours."""
-        return SUPERVISOR if self.is_supervisor(pod) else NODE
-
-    def is_gone(self, pod: Mapping[str, Any]) -> bool:
-        """Returns whether a pod is no more."""
+    def is_gone(self, pod: Object) -> bool:
         return pod["metadata"]["uid"] in self._gone
 
-    def is_there(self, pod: Mapping[str, Any]) -> bool:
-        """Returns whether a pod has not ended."""
-        return not self.is_gone(pod) and not has_ended(pod, self.container(pod))
+    def is_there(self, pod: Object) -> bool:
+        return not self.is_gone(pod) and not has_ended(pod)
 
-    def is_away(self, pod: Mapping[str, Any]) -> bool:
+    def is_away(self, pod: Object) -> bool:
         """Returns whether the cluster gets no signal from the machine of a pod that is there."""
         told = (each for each in self.events_of(pod) if each.get("reason") == AWAY)
         return self.is_there(pod) and any(is_loss(each, pod) for each in told)
 
-    def is_leaving(self, pod: Mapping[str, Any]) -> bool:
+    def is_leaving(self, pod: Object) -> bool:
         """Returns whether a pod is to end, and has not."""
         return "deletionTimestamp" in pod["metadata"] and self.is_there(pod)
 
-    def node(self, pod: Mapping[str, Any]) -> str:
+    def node(self, pod: Object) -> str:
         """Returns the name of the node of a pod, or `supervisor`."""
-        if self.is_supervisor(pod):
+        if is_supervisor(pod):
             return SUPERVISOR
         return self._nodes.get(host_of(pod), host_of(pod))
 
     def pods_of_nodes(self) -> list[Json]:
         """Returns the pods of nodes, those that are gone, too, the oldest first."""
         # A server lists them in the order of their names, which says nothing.
-        return sorted(
-            (pod for pod in self._pods.values() if not self.is_supervisor(pod)), key=created
-        )
+        return sorted((pod for pod in self._pods.values() if not is_supervisor(pod)), key=created)
 
     def machine(self, host: str) -> str:
-        """Returns the machine of a pod by its host name, which Kubernetes calls a node."""
-        machines = (
-            pod.get("spec", {}).get("nodeName", "")
-            for pod in reversed(self.pods_of_nodes())
-            if host_of(pod) == host
-        )
-        return next(filter(None, machines), "")
+        """Returns the last known machine of the pods with a host name."""
+        pods = reversed(self.pods_of_nodes())
+        return next(filter(None, (machine_of(pod) for pod in pods if host_of(pod) == host)), "")
 
-    def events_of(self, pod: Mapping[str, Any]) -> Sequence[Json]:
+    def events_of(self, pod: Object) -> Sequence[Json]:
         """Returns the warnings about a pod, the latest last."""
-        return self._events.get(pod["metadata"]["name"], ())
+        return self._events.get(name_of(pod), ())
+
+    def loss_of(self, pod: Object) -> str | None:
+        """Returns how a pod was lost; None if it is well or ended as it should."""
+        return loss_of(pod, self.events_of(pod))
 
     # What they wait for
 
     @property
     def is_suspended(self) -> bool:
-        """Whether a Job of the run waits to be admitted."""
         return any(job.get("spec", {}).get("suspend") for job in self.jobs.values())
 
     def waits(self) -> dict[str, list[str]]:
@@ -167,7 +160,7 @@ class Sight:
         for uid, pod in self._pods.items():
             if uid in self._gone or pod["metadata"].get("deletionTimestamp"):
                 continue
-            if not has_ended(pod, NODE):
+            if not has_ended(pod):
                 present.add(host_of(pod))
             if (wait := wait_of(pod, self.events_of(pod))) is not None:
                 found.setdefault(wait, []).append(self.node(pod))
@@ -196,9 +189,8 @@ class Sight:
                 found.setdefault(f"its pod {host_of(pod)} {loss}", []).append(self.node(pod))
         for pod in self._pods.values():
             if self.is_away(pod):
-                machine = pod.get("spec", {}).get("nodeName", "")
                 # Perhaps only the kubelet is silent, and the pod continues.
-                what = f"the cluster gets no signal from the machine {machine}"
+                what = f"the cluster gets no signal from the machine {machine_of(pod)}"
                 found.setdefault(what, []).append(self.node(pod))
         return found
 
@@ -207,7 +199,7 @@ class Sight:
         running = {
             host_of(pod)
             for uid, pod in self._pods.items()
-            if uid not in self._gone and is_running(pod, NODE)
+            if uid not in self._gone and is_running(pod)
         }
         return [node for host, node in self._nodes.items() if host not in running]
 
@@ -240,7 +232,7 @@ class Sight:
         """Yields pods of nodes that ended and should not have, each with how it ended."""
         for pod in self.pods_of_nodes():
             # A pod whose machine does not answer may work for long, even when it is being deleted.
-            loss = None if self.is_there(pod) else loss_of(pod, self.events_of(pod), NODE)
+            loss = None if self.is_there(pod) else self.loss_of(pod)
             if loss is not None:
                 yield pod, loss
 
@@ -249,7 +241,7 @@ class Sight:
         """What became of pods that were lost, by their host name, in order."""
         found: dict[str, list[str]] = {}
         for pod in self.pods_of_nodes():
-            if (loss := loss_of(pod, self.events_of(pod), NODE)) is not None:
+            if (loss := self.loss_of(pod)) is not None:
                 found.setdefault(host_of(pod), []).append(loss)
         return found
 
@@ -278,9 +270,7 @@ class Sight:
         pod = self.supervisor
         if pod is None:
             return reason
-        loss = loss_of(pod, self.events_of(pod), SUPERVISOR)
+        loss = self.loss_of(pod)
         if loss is None and "deletionTimestamp" in pod["metadata"]:
             loss = "was deleted"  # and ended in order
-        return (
-            f"{reason}: its supervisor's pod {pod['metadata']['name']} {loss}" if loss else reason
-        )
+        return f"{reason}: its supervisor's pod {name_of(pod)} {loss}" if loss else reason

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from launchers.hosts.elsewhere import ProgramEnd
 from launchers.kubernetes import _reasons
-from launchers.kubernetes._agreed import LONGEST_BACKOFF_S, NODE, SUPERVISOR, grace_s
+from launchers.kubernetes._agreed import LONGEST_BACKOFF_S, SUPERVISOR, grace_s
 from launchers.kubernetes._client import ApiError, ChangeKind, Json
 from launchers.kubernetes._names import Names
 from launchers.kubernetes._records import Note, PrintedRecord, Record, StatusRecord, Up
@@ -32,8 +32,6 @@ from launchpad_lite.life.result import named
 
 #: Lines of the supervisor's own output that are shown with its end.
 _LAST_LINES = 20
-#: Seconds after the return of a supervisor's machine in which lost pods are blamed on its absence.
-_RECENTLY_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -137,8 +135,6 @@ class RunState:
         #: Pods that are to end, by uid, and since when the supervisor awaits pods, by host name.
         self._leaving: dict[str, _LeavingPod] = {}
         self._awaited: dict[str, float] = {}
-        #: When the supervisor's machine was away last.
-        self._away_at = -math.inf
         self._notices = StopNotices(plan.program, limits.notice_s, hands.tell)
         # When to do each thing; inf: never.
         self._place_limit = now + limits.schedule_s if is_launch else math.inf
@@ -173,18 +169,15 @@ class RunState:
 
     @property
     def has_log(self) -> bool:
-        """Whether there is a log that is read."""
         return self._followed is not None
 
     # What is seen and heard
 
     def see(self, change: ChangeKind, obj: Json, now: float) -> None:
         """Takes in a change of an object; `LISTED` says that all of a kind were seen."""
-        self._away_machine(now)  # this change may be its return
         if change == "LISTED":
             self._listed.add(obj["kind"])
-        else:
-            self.sight.take_in(change, obj)
+        self.sight.take_in(change, obj)
         self._tell_at = min(self._tell_at, now + self._timing.gather_s)
         self._follow_newest()
         if self._ask_at == self._read_limit:
@@ -233,13 +226,13 @@ class RunState:
         pod = self.supervisor = self.sight.supervisor
         if pod is None or self.is_deleted or self._is_followed(pod["metadata"]["uid"]):
             return
-        has_begun = _reasons.is_running(pod, SUPERVISOR) or _reasons.has_ended(pod, SUPERVISOR)
+        has_begun = _reasons.is_running(pod) or _reasons.has_ended(pod)
         if not has_begun or self.sight.is_gone(pod):
             return
         if self._followed is not None:
             if self.stop is not None:
                 return  # it is about to be deleted
-            self._hands.tell(f"the program starts again, in {pod['metadata']['name']}")
+            self._hands.tell(f"the program starts again, in {_reasons.name_of(pod)}")
         self._followed, self.end = pod, None
         self._is_caught_up = self._is_log_over = False
         self._has_status = self._is_placed = False
@@ -267,7 +260,7 @@ class RunState:
 
     def _verdict(self, now: float) -> ProgramResult | None:
         """Returns how the program ended, once that is final."""
-        is_over = self.is_deleted or self.sight.is_over or self._is_nowhere
+        is_over = self.is_deleted or self.sight.is_over
         self._over_at = min(self._over_at, now) if is_over else math.inf
         # Changes of pods may arrive later than those of Jobs, and later than the log.
         is_settled = now >= self._over_at + self._timing.settle_s
@@ -277,36 +270,20 @@ class RunState:
             self._explain_limit = math.inf
             # If the cluster ended the program, the cluster may be about to start it again.
             is_foreign = self.end.result.signum == signal.SIGTERM and self.stop is None
-            return None if is_foreign and not is_settled else self._result_of(self.end, now)
+            return None if is_foreign and not is_settled else self._result_of(self.end)
         if self.stop is not None and (self.is_deleted or self._is_log_over):
             return self._stopped(self.stop)
         if is_settled and (self._is_log_over or self._followed is None):
             return self._lost()
         return None
 
-    @property
-    def _is_nowhere(self) -> bool:
-        """Whether the run was deleted before anything of it was seen."""
-        is_listed = self._listed.issuperset({"Job", "Pod"})
-        return is_listed and not self._names.jobset and not self.sight.has_seen_job
-
     def _is_unexplained(self, end: ProgramEnd) -> bool:
         """Returns whether the cluster may still say what became of a lost pod."""
         losses = self.sight.losses
         return any(each.host_lost and not losses.get(each.host) for each in end.result.failures)
 
-    def _away_machine(self, now: float) -> str:
-        """Returns the supervisor's machine if that is away, or was a moment ago; else nothing."""
-        if self.supervisor is None:
-            return ""
-        if self.sight.is_away(self.supervisor):
-            self._away_at = now
-        machine = str(self.supervisor.get("spec", {}).get("nodeName", ""))
-        return machine if now <= self._away_at + _RECENTLY_S else ""
-
-    def _result_of(self, end: ProgramEnd, now: float) -> ProgramResult:
-        away = self._away_machine(now)
-        result = _reasons.explained(end.result, self.sight.losses, self.sight.machine, away)
+    def _result_of(self, end: ProgramEnd) -> ProgramResult:
+        result = _reasons.explained(end.result, self.sight.losses, self.sight.machine)
         if self.stop is not None and result.outcome is Outcome.INTERRUPTED:
             stop = self.stop
             return dataclasses.replace(
@@ -369,11 +346,15 @@ class RunState:
             if self.stop is not None or self.is_deleted:
                 continue  # all pods are being deleted
             is_late = now >= each.since + _grace_of(pod) + self._timing.stuck_s
-            is_supervisor = self.sight.is_supervisor(pod)
+            is_supervisor = _reasons.is_supervisor(pod)
             is_movable = self.sight.node(pod) in self._movable
             is_replaced = self._begins_anew if is_supervisor else is_movable
             if is_supervisor and is_late and not is_replaced:
-                how = _reasons.supervisor_loss(pod, self.sight.events_of(pod))
+                how = (
+                    f"the machine {_reasons.machine_of(pod)} of its supervisor does not answer, and "
+                    f"how the program ended is not known: its pod {_reasons.name_of(pod)} "
+                    f"{self.sight.loss_of(pod) or 'is gone'}"
+                )
                 self._hands.tell(how)  # now, because the removal of the rest may take a while
                 return self.failed(how)
             ended_at = self._supervisor_ends_at(each) if is_supervisor else self._ends_at(each)
@@ -387,7 +368,7 @@ class RunState:
                     if is_replaced
                     else "ends when it is back"
                 )
-                machine, name = pod["spec"].get("nodeName", ""), pod["metadata"]["name"]
+                machine, name = _reasons.machine_of(pod), _reasons.name_of(pod)
                 self._hands.tell(f"machine {machine} does not answer; pod {name} {how}")
         return None
 
@@ -397,7 +378,7 @@ class RunState:
         if len(self._movable) < len(self._plan.executables):
             return False
         # A pod ends with code 0 only if the supervisor told it that the program is over.
-        return all(_reasons.exit_code(pod, NODE) != 0 for pod in self.sight.pods_of_nodes())
+        return all(_reasons.exit_code(pod) != 0 for pod in self.sight.pods_of_nodes())
 
     def _supervisor_ends_at(self, leaving: _LeavingPod) -> float:
         """Returns when a supervisor whose machine is away has ended, and what it serves beside it."""
@@ -412,7 +393,7 @@ class RunState:
 
     def _ends_at(self, leaving: _LeavingPod) -> float:
         """Returns when nothing of a node's pod can run any more; inf: not known."""
-        if any(self.sight.is_supervisor(each.pod) for each in self._leaving.values()):
+        if any(_reasons.is_supervisor(each.pod) for each in self._leaving.values()):
             return math.inf  # the last record of its supervisor may be old
         # A supervisor that awaits a new pod sends the old one nothing, so the old one ends by itself.
         awaited_at = self._awaited.get(_reasons.host_of(leaving.pod), math.inf)
@@ -424,7 +405,7 @@ class RunState:
             each.pod for each in self._leaving.values() if now > each.since + _grace_of(each.pod)
         ]
         found += filter(self.sight.is_away, self.sight.pods_of_nodes())
-        return {str(pod.get("spec", {}).get("nodeName", "")) for pod in found}
+        return {_reasons.machine_of(pod) for pod in found}
 
     # What is asked of it
 
@@ -460,7 +441,7 @@ class RunState:
         name: str | None = None
         if is_placed and is_there and not self.is_in_hurry:
             assert pod is not None
-            name = pod["metadata"]["name"] if _reasons.is_running(pod, SUPERVISOR) else None
+            name = _reasons.name_of(pod) if _reasons.is_running(pod) else None
         limit_s = grace_s(self._limits.notice_s, self._timing.spare_s)
         try:
             self._is_asked = self._hands.end(name, limit_s)
@@ -499,8 +480,7 @@ class RunState:
         )
 
     def _late(self) -> str:
-        lines = _reasons.waiting_lines(self.sight.waits())
-        lines += _reasons.trouble_lines(self.sight.troubles())
+        lines = _reasons.told(self.sight.waits(), self.sight.troubles())
         if not lines:
             missing = named(self.sight.missing(), _reasons.MAX_NAMED)
             lines = [
@@ -525,11 +505,13 @@ class RunState:
             # The nodes may have begun and then failed. The supervisor's record of that comes later.
             self._fail_limit = min(self._fail_limit, now + self._timing.explain_s)
         troubles = self._new(self.sight.troubles())
-        lines = _reasons.waiting_lines(self._new(self.sight.waits()))
-        for line in lines + _reasons.trouble_lines(troubles):
+        for line in _reasons.told(self._new(self.sight.waits()), troubles):
             self._hands.tell(line)
         if self.is_up and any(SUPERVISOR in nodes for nodes in troubles.values()):
-            self._hands.tell(_reasons.supervisor_away(self._limits.launcher_silence_s))
+            how = "nothing is known of the program until the machine of its supervisor answers"
+            if (limit_s := self._limits.launcher_silence_s) < math.inf:
+                how += f"; after {limit_s:g} s the supervisor stops it, as it sees nothing of this process"
+            self._hands.tell(how)
 
     def _new(self, known: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
         """Returns what the user was not told yet of these nodes, and marks it as told."""
@@ -542,7 +524,6 @@ class RunState:
         return new
 
     def _waited_for(self) -> dict[str, bool]:
-        """Returns the nodes that are not known to have ended."""
         return {
             each.name: True
             for each in self.nodes
@@ -551,5 +532,4 @@ class RunState:
 
 
 def _grace_of(pod: Json) -> float:
-    """Returns the seconds that a pod has to end that was asked to."""
     return float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)

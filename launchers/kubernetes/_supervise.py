@@ -152,7 +152,6 @@ class _Supervision:
         return self._order.begins_anew and bool(self._signals.received)
 
     def stacks(self) -> Mapping[str, str]:
-        """Returns the stacks of the nodes that were asked for them."""
         return self._fleet.stacks() if self._fleet is not None else {}
 
 
@@ -216,7 +215,6 @@ class _Pace:
         self._shown_at = -math.inf
 
     def allows(self, status: Sequence[NodeStatus], awaited: Sequence[str], now: float) -> bool:
-        """Returns whether to print this one."""
         outline = [*map(_outline, status), awaited]
         size = _NODE_BYTES * len(status)
         # Half the allowed rate, so that room is left for changes.

@@ -100,7 +100,6 @@ class RunFolder:
             raise LaunchError(f"no run of a Slurm job is read in {self.path}: {error}") from error
 
     def read_order(self) -> JobOrder:
-        """Returns what the job is to run."""
         order: JobOrder = pickle.loads(pickle.loads(read_private(self.path / WORK))["order"])
         return order
 
@@ -115,7 +114,6 @@ class RunFolder:
         self.write("begun", True)
 
     def write(self, name: str, value: Any) -> None:
-        """Writes something that `to_json` takes."""
         write_private(self._run / name, json.dumps(to_json(value)).encode())
 
     def read(self, name: str, kind: Any) -> Any:

@@ -91,7 +91,6 @@ class Allocation:
         return Arrival(spec.name, self.command(spec), hello)
 
     def command(self, spec: HostSpec) -> list[str]:
-        """Returns the command that reaches a host. Pure."""
         group, name = self._places[spec.name]
         component = self._component(group)
         cpu = component.cpu if component else None

@@ -224,7 +224,6 @@ class SlurmProgram(ProgramElsewhere):
         return result
 
     def _obey(self, asked: StopAsked | KillAsked) -> None:
-        """Passes a request to end on to the job."""
         now = time.monotonic()
         self._ask()
         if self._stop is None:

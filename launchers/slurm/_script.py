@@ -192,7 +192,6 @@ class Submission:
         return found
 
     def lines(self, component: Component) -> list[str]:
-        """Returns the options of one component."""
         wishes: dict[str, object] = {
             **self.options,
             "nodes": component.nodes,
@@ -342,7 +341,6 @@ class JobState:
         return self.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 
     def describe(self) -> str:
-        """Returns a phrase for people."""
         parts = [] if self.reason in ("None", "(null)", "") else [self.reason]
         if self.exit_code != "0:0":
             parts.append(f"exit code {self.exit_code}")

@@ -13,9 +13,9 @@ from launchers.kubernetes._reasons import (
     loss_of,
     remaining,
     supervisor_end,
+    told,
     wait_of,
     wait_of_job,
-    waiting_lines,
 )
 from launchers.kubernetes._sight import Sight
 from launchpad_lite.launching import NodeFailure, Outcome, ProgramResult
@@ -165,7 +165,7 @@ def test_why_a_job_makes_no_pods(one: Any, events: Any, expected: str | None) ->
     ],
 )
 def test_what_became_of_a_pod(one: Any, events: Any, expected: str | None) -> None:
-    assert loss_of(one, events, "node") == expected
+    assert loss_of(one, events) == expected
 
 
 FAILED = condition("Failed", "True", "BackoffLimitExceeded", "Job has reached its limit")
@@ -204,7 +204,7 @@ def test_why_a_supervisor_left_no_word(one: Any, owner: Any, expected: str) -> N
 
 def test_lines_name_some_nodes_and_count_the_others() -> None:
     many = [f"actor[{i}]" for i in range(50)]
-    assert waiting_lines({"X: y": ["learner[0]"], "Z": many}) == [
+    assert told({"X: y": ["learner[0]"], "Z": many}, {}) == [
         "learner[0] waits: X: y",
         "actor[0], actor[1], actor[2], actor[3] and 46 more wait: Z",
     ]
@@ -219,11 +219,11 @@ def test_when_jobs_and_pods_are_over() -> None:
     assert is_over(job(RUN, FAILED))
     assert is_over(job(RUN, condition("Complete", "True", "")))
     assert not is_over(job(RUN, condition("Suspended", "True", "")))
-    assert has_ended(pod(phase="Failed"), "node")
-    assert has_ended(pod(phase="Running", state=terminated(0)), "node")
-    assert not has_ended(running(), "node")
-    assert is_running(running(), "node")
-    assert not is_running(pod(), "node")
+    assert has_ended(pod(phase="Failed"))
+    assert has_ended(pod(phase="Running", state=terminated(0)))
+    assert not has_ended(running())
+    assert is_running(running())
+    assert not is_running(pod())
 
 
 # What was seen
@@ -468,15 +468,6 @@ def test_a_result_says_what_the_cluster_knows_of_lost_pods() -> None:
     assert [each.failure and each.failure.summary for each in found.restarts] == [
         f"its pod {host} was evicted",
         f"its pod {host} was killed: out of memory (limit 64Mi)",
-    ]
-
-
-def test_a_loss_may_be_due_to_the_machine_of_the_supervisor() -> None:
-    result = ProgramResult(Outcome.FAILED, (lost("h1"), lost("h2")))
-    found = explained(result, {"h1": ["was evicted"]}, lambda _: "machine-7", "machine-1")
-    assert [each.summary for each in found.failures] == [
-        "its pod h1 was evicted",
-        "its connection broke (the machine machine-1 of its supervisor was away)",
     ]
 
 
