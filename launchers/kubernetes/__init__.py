@@ -21,7 +21,6 @@ from launchers.kubernetes._client import Api, ApiError, created_by, new_author
 from launchers.kubernetes._names import Names
 from launchers.kubernetes._objects import (
     Cluster,
-    Files,
     Group,
     manifests,
     mistakes_of,
@@ -197,7 +196,7 @@ class KubernetesLauncher(Launcher):
             cluster, groups = self._layout("program", _with_ports(executables), LaunchOptions())
             found += mistakes_of(cluster, groups, self._supervisor)
             if not found:
-                objects = manifests(cluster, groups, Files({}, {}), self._supervisor, "program")
+                objects = manifests(cluster, groups, PackedRun({}, {}), self._supervisor, "program")
                 found += mistakes_in(objects, cluster.names)
         except (ValueError, TypeError) as error:
             found.append(str(error))
@@ -303,15 +302,8 @@ class KubernetesLauncher(Launcher):
                 begins_anew=all(each.restart.outlives_host for each in executables),
             )
             packed = pack(order, plan, shipment, names, self._work)
-            files = Files(
-                packed.trust,
-                packed.order,
-                packed.blob if self._work is None else None,
-                self._work.volume if isinstance(self._work, WorkVolume) else None,
-                len(packed.blob),
-            )
             objects = manifests(
-                cluster, groups, files, self._supervisor, plan.program, suspended=suspended
+                cluster, groups, packed, self._supervisor, plan.program, suspended=suspended
             )
         except ValueError as error:
             raise LaunchError(f"program {plan.program!r}: {error}") from error
@@ -330,7 +322,7 @@ class KubernetesLauncher(Launcher):
             LaunchError: No objects can be made of it, or the work cannot be written.
         """
         launcher = self._detached()
-        cluster, packed, objects = launcher._make(plan, options, suspended=False)
+        _, packed, objects = launcher._make(plan, options, suspended=False)
         files = {}
         jobs = []
         for number, each in enumerate([*objects[1:], objects[0]]):
@@ -350,8 +342,7 @@ class KubernetesLauncher(Launcher):
         }
         start = _RESUME.format(**words) if self._queue is None else "# The queue starts it."
         script = _CREATE.format(**words, start=start)
-        if self._work is not None:
-            put(packed, self._work, cluster.names.run)
+        put(packed)
         return {**files, "create.sh": script.encode()}
 
     def _detached(self) -> "KubernetesLauncher":
@@ -394,12 +385,12 @@ class KubernetesLauncher(Launcher):
                 options,
                 api,
                 cluster.names,
-                packed.key,
+                packed.order["key"],
                 limits=WaitLimits(
                     options.notice_s, self._schedule_s, self._silence_s, self._launcher_silence_s
                 ),
                 is_launch=True,
-                take_back=self._take_back(packed, cluster.names.run),
+                take_back=lambda: take_back(packed),
                 log_dir=make_run_folder(plan.program, options.log_dir),
                 timing=self._timing,
             )
@@ -427,12 +418,11 @@ class KubernetesLauncher(Launcher):
         root, *others = objects
         author = new_author()
         made: Json | None = None
-        remove_work: Callable[[], str] = str
+        is_put = False
         try:
             made = api.create(root, author=author)
-            if self._work is not None:
-                put(packed, self._work, cluster.names.run)
-                remove_work = self._take_back(packed, cluster.names.run)
+            put(packed)
+            is_put = True
             for each in others:
                 if each["kind"] != "Job":
                     api.create(owned(each, made))
@@ -444,7 +434,8 @@ class KubernetesLauncher(Launcher):
                 if each["kind"] == "Job":
                     api.create(owned(each, made))
         except BaseException as error:  # an interrupt, too
-            left = _remove(api, made, root, author, error, self._timing) + remove_work()
+            left = _remove(api, made, root, author, error, self._timing)
+            left += take_back(packed) if is_put else ""
             if left and isinstance(error, LaunchError):
                 error.args = (f"{error}{left}", *error.args[1:])
             elif left:  # an interrupt has no text, and the text of an exit is not shown
@@ -452,11 +443,6 @@ class KubernetesLauncher(Launcher):
                     f"launchpad: the launch of {cluster.names.run} was interrupted{left}\n"
                 )
             raise
-
-    def _take_back(self, packed: PackedRun, run: str) -> Callable[[], str]:
-        """Returns a function that removes the work of a run, if the work lies outside of the cluster."""
-        work = self._work
-        return lambda: take_back(packed, work, run) if work is not None else ""
 
     def attach(self, reference: str) -> RunningProgram:
         """Returns a run that was launched before, by this process or another.

@@ -10,7 +10,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from launchers.kubernetes._agreed import (
@@ -29,6 +29,7 @@ from launchers.kubernetes._agreed import (
     grace_s,
 )
 from launchers.kubernetes._names import Names
+from launchers.kubernetes._order import PackedRun, WorkVolume
 from launchers.kubernetes._pods import PodOptions, pod_template
 from launchpad_lite import __version__
 from launchpad_lite.launching import Executable, Resources, RestartWhen
@@ -99,41 +100,13 @@ class Group:
     pod: PodOptions
 
 
-@dataclass(frozen=True)
-class Files:
-    """What pods find mounted below /launchpad.
-
-    Attributes:
-        trust: By name, for all pods.
-        order: By name, for the supervisor.
-        work: For the supervisor, in parts `part-00000` and so on; None: none.
-        work_volume: Source of a volume that is mounted there instead.
-        work_bytes: Size of the work, wherever it is.
-    """
-
-    trust: Mapping[str, bytes] = field(repr=False)
-    order: Mapping[str, bytes] = field(repr=False)
-    work: bytes | None = field(default=None, repr=False)
-    work_volume: Mapping[str, Any] | None = None
-    work_bytes: int = 0
-
-    @property
-    def parts(self) -> list[bytes]:
-        """The work in parts, each for a Secret."""
-        if self.work is None:
-            return []
-        size = _PART_BYTES if len(self.work) <= _MOST_IN_SMALL_PARTS else _LARGE_PART_BYTES
-        cuts = range(0, max(1, len(self.work)), size)
-        return [self.work[start : start + size] for start in cuts]
-
-
 # What is made
 
 
 def manifests(
     cluster: Cluster,
     groups: Sequence[Group],
-    files: Files,
+    files: PackedRun,
     supervisor: PodOptions,
     program: str,
     *,
@@ -155,7 +128,7 @@ def manifests(
 
 def mistakes_of(cluster: Cluster, groups: Sequence[Group], supervisor: PodOptions) -> list[str]:
     """Returns why the objects of a run cannot be made; needs no files."""
-    return _Maker(cluster, groups, Files({}, {}), supervisor, "").mistakes()
+    return _Maker(cluster, groups, PackedRun({}, {}), supervisor, "").mistakes()
 
 
 def owned(obj: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,7 +149,7 @@ class _Maker:
         self,
         cluster: Cluster,
         groups: Sequence[Group],
-        files: Files,
+        files: PackedRun,
         supervisor: PodOptions,
         program: str,
     ) -> None:
@@ -222,11 +195,10 @@ class _Maker:
             self._secret(names.trust, self._files.trust),
             self._secret(names.order, self._files.order),
         ]
-        if self._files.work_volume is None:
-            others += [
-                self._secret(names.work(i), {f"part-{i:05}": part})
-                for i, part in enumerate(self._files.parts)
-            ]
+        others += [
+            self._secret(names.work(i), {f"part-{i:05}": part})
+            for i, part in enumerate(self._parts())
+        ]
         if self._cluster.network_policy:
             others.append(self._network_policy())
         if self._names.jobset:
@@ -243,6 +215,12 @@ class _Maker:
                 job["spec"] = {"suspend": True, **job["spec"]}
             jobs.append(job)
         return [root, *others, *jobs]
+
+    def _parts(self) -> list[bytes]:
+        """Returns the work in parts, each for a Secret."""
+        blob = self._files.blob if self._files.place is None else b""
+        size = _PART_BYTES if len(blob) <= _MOST_IN_SMALL_PARTS else _LARGE_PART_BYTES
+        return [blob[start : start + size] for start in range(0, len(blob), size)]
 
     # Metadata
 
@@ -437,7 +415,7 @@ class _Maker:
 
     def _supervisor_resources(self) -> dict[str, Any]:
         # The supervisor holds several copies of the work: packed, unpacked, and being sent to pods.
-        limit_mib = _SUPERVISOR_MIB + 6 * self._files.work_bytes // (1 << 20)
+        limit_mib = _SUPERVISOR_MIB + 6 * len(self._files.blob) // (1 << 20)
         return {
             "requests": {"cpu": "100m", "memory": "256Mi"},
             "limits": {"memory": f"{limit_mib}Mi"},
@@ -524,9 +502,9 @@ class _Maker:
             {"name": "order", "secret": order},
             {"name": "launcher", "downwardAPI": {"items": items}},
         ]
-        if self._files.work_volume is not None:
-            volumes.append({"name": "work", **self._files.work_volume})
-        elif parts := self._files.parts:
+        if isinstance(self._files.place, WorkVolume):
+            volumes.append({"name": "work", **self._files.place.volume})
+        elif parts := self._parts():
             sources = [{"secret": {"name": self._names.work(i)}} for i in range(len(parts))]
             volumes.append(
                 {"name": "work", "projected": {"sources": sources, "defaultMode": _READABLE}}

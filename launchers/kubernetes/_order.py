@@ -118,39 +118,41 @@ class PodOrder(orders.Order):
     silence_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PackedRun:
-    """All files of a run.
+    """All files of a run. They hold secrets.
 
     Attributes:
-        trust: For all pods: certificates, and the code that they run first.
-        order: For the supervisor.
+        trust: For all pods, at /launchpad/trust: certificates, and the code that they run first.
+        order: For the supervisor, at /launchpad/order, with the key for the seal of its last record.
         blob: Its work.
-        file: Unique name of the blob on a volume.
-        key: For the seal of its last record.
+        place: Where the blob is going to be; None: in Secrets.
+        path: The file of the blob on a volume, as this machine sees it.
     """
 
     trust: Mapping[str, bytes]
     order: Mapping[str, bytes]
-    blob: bytes
-    file: str
-    key: bytes
+    blob: bytes = b""
+    place: WorkPlace | None = None
+    path: Path = Path()
 
 
 def pack(
     order: PodOrder, plan: LaunchPlan, shipment: Shipment, names: Names, place: WorkPlace | None
 ) -> PackedRun:
-    """Returns all files of a run whose blob is going to be in this place; None: in Secrets.
+    """Returns all files of a run.
 
     Raises:
         LaunchError: Code cannot be read, or there is too much of it for Secrets.
         MissingExtraError: The package for certificates is not installed.
     """
-    key = secrets.token_bytes(_KEY_BYTES)
     file = f"work-{secrets.token_hex(6)}.pickle"
+    path = Path()
     match place:
         case WorkVolume():
-            source = {"file": _mounted(place, names.run, file)}
+            path = Path(place.folder) / names.run / file
+            parts = (WORK_MOUNT, place.path.strip("/"), names.run, file)
+            source = {"file": "/".join(filter(None, parts))}
         case WorkStore():
             source = {"url": place.get}
         case None:
@@ -164,17 +166,8 @@ def pack(
             "work=WorkStore(...), an object store"
         )
     files["begin.py"] = _hearing(128 + signal.SIGTERM) + files["begin.py"]
-    return PackedRun(
-        trust=_trust(plan.program, names),
-        order={**files, "key": key},
-        blob=blob,
-        file=file,
-        key=key,
-    )
-
-
-def _mounted(place: WorkVolume, run: str, file: str) -> str:
-    return "/".join(part for part in (WORK_MOUNT, place.path.strip("/"), run, file) if part)
+    order_files = {**files, "key": secrets.token_bytes(_KEY_BYTES)}
+    return PackedRun(_trust(plan.program, names), order_files, blob, place, path)
 
 
 def _trust(program: str, names: Names) -> dict[str, bytes]:
@@ -196,29 +189,35 @@ def _hearing(code: int) -> bytes:
     return _HEAR.format(code=int(code)).encode()
 
 
-def put(packed: PackedRun, place: WorkPlace, run: str) -> None:
-    """Puts the blob where the supervisor finds it. If that fails, nothing is left on a volume."""
-    if isinstance(place, WorkStore):
-        _send(packed.blob, place.put)
-        return
-    try:
-        _write(packed.blob, Path(place.folder) / run, packed.file)
-    except BaseException as error:  # an interrupt, too
-        left = take_back(packed, place, run)
-        if isinstance(error, OSError):
-            raise LaunchError(f"the work cannot be written to its volume: {error}{left}") from error
-        raise
+def put(packed: PackedRun) -> None:
+    """Puts the blob where the supervisor finds it. If that fails, nothing is left on a volume.
+
+    Raises:
+        LaunchError: It cannot be put there.
+    """
+    match packed.place:
+        case WorkStore():
+            _send(packed.blob, packed.place.put)
+        case WorkVolume():
+            try:
+                _write(packed.blob, packed.path)
+            except BaseException as error:  # an interrupt, too
+                left = take_back(packed)
+                if isinstance(error, OSError):
+                    text = f"the work cannot be written to its volume: {error}{left}"
+                    raise LaunchError(text) from error
+                raise
 
 
-def _write(blob: bytes, folder: Path, file: str) -> None:
-    is_new = not folder.is_dir()
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / file).write_bytes(blob)
+def _write(blob: bytes, path: Path) -> None:
+    is_new = not path.parent.is_dir()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(blob)
     # The pod runs as another user, who must read the file. It holds no secrets of the run, though the
     # work may be private.
-    (folder / file).chmod(0o644)
+    path.chmod(0o644)
     if is_new:
-        folder.chmod(0o755)
+        path.parent.chmod(0o755)
 
 
 def _send(blob: bytes, url: str) -> None:
@@ -248,22 +247,21 @@ def _without_url(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def take_back(packed: PackedRun, place: WorkPlace, run: str) -> str:
+def take_back(packed: PackedRun) -> str:
     """Removes the blob from its volume; returns what is left of it, for people.
 
     The owner of an object store removes the blob there.
     """
-    if isinstance(place, WorkStore):
+    if not isinstance(packed.place, WorkVolume):
         return ""
-    folder = Path(place.folder) / run
     try:
-        if os.path.lexists(folder / packed.file):  # a file that cannot be seen was never written
-            (folder / packed.file).unlink(missing_ok=True)
+        if os.path.lexists(packed.path):  # a file that cannot be seen was never written
+            packed.path.unlink(missing_ok=True)
     except OSError as error:
-        return f"; still there, for you to remove: {folder / packed.file} ({error})"
+        return f"; still there, for you to remove: {packed.path} ({error})"
     # The folder is not empty if another run of the name, or emitted objects, left files in it.
     with contextlib.suppress(OSError):
-        folder.rmdir()
+        packed.path.parent.rmdir()
     return ""
 
 

@@ -22,7 +22,8 @@ import launchpad_lite as lp
 from launchers.kubernetes import KubernetesLauncher, _objects as objects_module
 from launchers.kubernetes._checks import mistakes
 from launchers.kubernetes._names import Names
-from launchers.kubernetes._objects import Cluster, Files, Group, manifests, mistakes_of, owned
+from launchers.kubernetes._objects import Cluster, Group, manifests, mistakes_of, owned
+from launchers.kubernetes._order import PackedRun, WorkVolume
 from launchers.kubernetes._pods import PodOptions, Volume
 from launchpad_lite.graph.freeze import FrozenWork
 from launchpad_lite.launching import (
@@ -69,10 +70,10 @@ KEYS = st.sampled_from(
         "requiredDuringSchedulingIgnoredDuringExecution",
     ]
 )
-FILES = Files(
+FILES = PackedRun(
     {"authority.pem": b"authority", "pod.py": b"print()"},
     {"begin.py": b"print()", "order.json": b"{}"},
-    work=b"work",
+    b"work",
 )
 
 
@@ -102,7 +103,7 @@ def group(label: str, count: int = 1, pod: PodOptions = PLAIN, **changes: Any) -
 def made(
     *groups: Group,
     supervisor: PodOptions = PLAIN,
-    files: Files = FILES,
+    files: PackedRun = FILES,
     suspended: bool = False,
     **changes: Any,
 ) -> Objects:
@@ -184,7 +185,7 @@ def everything() -> Objects:
                 }
             },
         ),
-        files=dataclasses.replace(FILES, work=bytes(200_000)),
+        files=dataclasses.replace(FILES, blob=bytes(200_000)),
         namespace="lab",
         notice_s=29.5,
         schedule_s=120,
@@ -199,7 +200,7 @@ def jobset_with_kueue() -> Objects:
     return made(
         group("actor", 3, ports=1, resources=Resources(gpu=1), restart=RestartPolicy()),
         files=dataclasses.replace(
-            FILES, work=None, work_volume={"persistentVolumeClaim": {"claimName": "work"}}
+            FILES, place=WorkVolume("/", {"persistentVolumeClaim": {"claimName": "work"}})
         ),
         jobset=True,
         queue="research",
@@ -566,7 +567,7 @@ def test_what_is_together_has_affinity_to_each_other_only() -> None:
 
 def test_nothing_secret_is_in_what_can_be_listed() -> None:
     secret = b"most secret"
-    files = Files({"key.pem": secret}, {"order.json": secret}, work=secret)
+    files = PackedRun({"key.pem": secret}, {"order.json": secret}, secret)
     text = json.dumps(
         [each for each in made(group("actor"), files=files) if each["kind"] != "Secret"]
     )
@@ -576,11 +577,11 @@ def test_nothing_secret_is_in_what_can_be_listed() -> None:
 
 @pytest.mark.parametrize(
     ("size", "parts"),
-    [(0, 1), (180_000, 1), (180_001, 2), (2_000_000, 12), (2_000_001, 3), (2_700_001, 4)],
+    [(180_000, 1), (180_001, 2), (2_000_000, 12), (2_000_001, 3), (2_700_001, 4)],
 )
 def test_work_is_cut_into_secrets_and_is_whole_when_mounted(size: int, parts: int) -> None:
     work = bytes(i % 251 for i in range(size))
-    objects = made(group("actor"), files=dataclasses.replace(FILES, work=work))
+    objects = made(group("actor"), files=dataclasses.replace(FILES, blob=work))
     volumes = job_spec(objects, "demo")["template"]["spec"]["volumes"]
     (volume,) = [each for each in volumes if each["name"] == "work"]
     data: dict[str, str] = {}
@@ -591,7 +592,7 @@ def test_work_is_cut_into_secrets_and_is_whole_when_mounted(size: int, parts: in
 
 
 def test_kubectl_apply_takes_each_object_with_the_copy_that_it_keeps_of_it() -> None:
-    files = dataclasses.replace(FILES, work=bytes(2_000_000))
+    files = dataclasses.replace(FILES, blob=bytes(2_000_000))
     objects = made(group("producer", 20, ports=1), group("consumer", 20), files=files)
     for each in objects:
         annotations = dict(each["metadata"].get("annotations", {}))
@@ -601,7 +602,7 @@ def test_kubectl_apply_takes_each_object_with_the_copy_that_it_keeps_of_it() -> 
 
 
 def test_without_work_nothing_is_mounted_for_it() -> None:
-    objects = made(group("actor"), files=dataclasses.replace(FILES, work=None))
+    objects = made(group("actor"), files=dataclasses.replace(FILES, blob=b""))
     volumes = job_spec(objects, "demo")["template"]["spec"]["volumes"]
     assert "work" not in [each["name"] for each in volumes]
     assert not [each for each in objects if "work" in each["metadata"]["name"]]
