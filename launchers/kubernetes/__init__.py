@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,7 @@ from launchers.kubernetes._names import Names
 from launchers.kubernetes._objects import (
     Cluster,
     Group,
-    manifests,
-    mistakes_of,
+    Manifests,
     owned,
 )
 from launchers.kubernetes._order import (
@@ -193,22 +193,19 @@ class KubernetesLauncher(Launcher):
                 "pods= of 'supervisor' may mean the group or the supervisor of the run: rename the group"
             )
         try:
-            cluster, groups = self._layout("program", _with_ports(executables), LaunchOptions())
-            found += mistakes_of(cluster, groups, self._supervisor)
+            manifests = self._manifests("program", _with_ports(executables), LaunchOptions())
+            found += manifests.mistakes()
             if not found:
-                objects = manifests(cluster, groups, PackedRun({}, {}), self._supervisor, "program")
-                found += mistakes_in(objects, cluster.names)
+                found += mistakes_in(manifests.objects(), manifests.cluster.names)
         except (ValueError, TypeError) as error:
             found.append(str(error))
         return found
 
     def notes(self, executables: Sequence[Executable]) -> Sequence[str]:
         """Returns what is asked of the cluster."""
-        _, groups = self._layout("program", _with_ports(executables), LaunchOptions())
         found = [
-            f"{group.label}: {count} pod{'s' if count > 1 else ''} of {group.pod.image}"
-            for group in groups
-            for count in [len(group.executables)]
+            f"{label}: {count} pod{'s' if count > 1 else ''} of {self._pod(label).image}"
+            for label, count in Counter(each.label for each in executables).items()
         ]
         if self._queue is not None and not self._jobset:
             found.append(
@@ -224,20 +221,13 @@ class KubernetesLauncher(Launcher):
         # kept here; pods would count from their own start.
         return math.inf if self._queue is not None and not self._jobset else self._schedule_s
 
-    @property
-    def _supervisor(self) -> PodOptions:
-        return self._pod(SUPERVISOR)
-
     def _pod(self, label: str) -> PodOptions:
-        return self._pods.get(label, PodOptions()).over(self._base)
+        for_all = self._pods.get(_ALL, PodOptions()).over(PodOptions(image=self._image))
+        return self._pods.get(label, PodOptions()).over(for_all)
 
-    @property
-    def _base(self) -> PodOptions:
-        return self._pods.get(_ALL, PodOptions()).over(PodOptions(image=self._image))
-
-    def _layout(
+    def _manifests(
         self, program: str, executables: Sequence[Executable], options: LaunchOptions
-    ) -> tuple[Cluster, list[Group]]:
+    ) -> Manifests:
         members: dict[str, list[Executable]] = {}
         for each in executables:
             members.setdefault(each.label, []).append(each)
@@ -256,7 +246,7 @@ class KubernetesLauncher(Launcher):
             launcher=DETACHED if self._detach else "launching",
         )
         groups = [Group(label, tuple(nodes), self._pod(label)) for label, nodes in members.items()]
-        return cluster, groups
+        return Manifests(cluster, groups, self._pod(SUPERVISOR), program)
 
     def checks(self) -> Mapping[str, Callable[[], Finding]]:
         """Returns a check that asks the API server for pods, if there is a configuration."""
@@ -271,7 +261,7 @@ class KubernetesLauncher(Launcher):
 
     def _make(
         self, plan: LaunchPlan, options: LaunchOptions, *, suspended: bool
-    ) -> tuple[Cluster, PackedRun, list["Json"]]:
+    ) -> tuple[Names, PackedRun, list["Json"]]:
         """Returns all objects of a run.
 
         Raises:
@@ -280,36 +270,25 @@ class KubernetesLauncher(Launcher):
         executables = _with_ports(plan.executables)
         shipment = pack_up(plan.executables, is_installed=True)
         try:
-            cluster, groups = self._layout(plan.program, executables, options)
-            names = cluster.names
-            hosts = {each.name: names.host(each.label, each.replica) for each in executables}
+            manifests = self._manifests(plan.program, executables, options)
+            names = manifests.cluster.names
+            if mistakes := manifests.mistakes():
+                raise ValueError("; ".join(mistakes))
             order = PodOrder(
                 plan=dataclasses.replace(plan, executables=tuple(executables)).outline(),
                 options=dataclasses.replace(options, log_dir=None),
-                hosts=hosts,
-                names={
-                    hosts[each.name]: names.address(each.label, each.replica)
-                    for each in executables
-                },
-                ports={
-                    address.key: address.port or 0
-                    for each in executables
-                    for address in each.addresses
-                },
-                silence_s=self._silence_s,
+                names=names,
                 schedule_s=self._inner_schedule_s,
+                silence_s=self._silence_s,
                 launcher_silence_s=self._launcher_silence_s,
-                begins_anew=all(each.restart.outlives_host for each in executables),
             )
-            packed = pack(order, plan, shipment, names, self._work)
-            objects = manifests(
-                cluster, groups, packed, self._supervisor, plan.program, suspended=suspended
-            )
+            packed = pack(order, plan, shipment, self._work)
+            objects = dataclasses.replace(manifests, files=packed).objects(suspended=suspended)
         except ValueError as error:
             raise LaunchError(f"program {plan.program!r}: {error}") from error
-        if found := mistakes_in(objects, cluster.names):
+        if found := mistakes_in(objects, names):
             raise LaunchError("\n".join(found))
-        return cluster, packed, objects
+        return names, packed, objects
 
     def emit(self, plan: LaunchPlan, options: LaunchOptions) -> Mapping[str, bytes]:
         """Returns what `start` would create, as JSON: a file for each object, and a script.
@@ -321,7 +300,8 @@ class KubernetesLauncher(Launcher):
         Raises:
             LaunchError: No objects can be made of it, or the work cannot be written.
         """
-        launcher = self._detached()
+        launcher = copy.copy(self)
+        launcher._detach = True  # no launching process waits for what is emitted
         _, packed, objects = launcher._make(plan, options, suspended=False)
         files = {}
         jobs = []
@@ -345,12 +325,6 @@ class KubernetesLauncher(Launcher):
         put(packed)
         return {**files, "create.sh": script.encode()}
 
-    def _detached(self) -> "KubernetesLauncher":
-        """Returns the same launcher whose runs wait for no launching process."""
-        launcher = copy.copy(self)
-        launcher._detach = True
-        return launcher
-
     # Runs
 
     def start(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:
@@ -363,28 +337,27 @@ class KubernetesLauncher(Launcher):
             LaunchError: The cluster does not take an object, pods do not run within `schedule_s`, or
                 the program cannot be started in them. Nothing is left then.
         """
-        cluster, packed, objects = self._make(plan, options, suspended=True)
+        names, packed, objects = self._make(plan, options, suspended=True)
         api = Api.connect(self._context, self._namespace, timing=self._timing)
         try:
-            names = cluster.names
             pods = {names.job(label): self._pod(label) for label in names.groups}
-            pods[names.supervisor_job] = self._supervisor
+            pods[names.supervisor_job] = self._pod(SUPERVISOR)
             if found := refusals(api, objects, names, pods):
                 refused = f"the API server {api.server} refuses the run, nothing was created:"
                 raise LaunchError("\n  ".join([refused, *found]))
             if self._detach:
                 with ended_by_signals():
-                    self._create(api, cluster, packed, objects)
-                sys.stdout.write(_DETACHED.format(run=cluster.names.run, namespace=api.namespace))
-                detached = KubernetesProgram(plan, options, api, cluster.names)
-                detached.detach(f"run {cluster.names.run}")
+                    self._create(api, packed, objects)
+                sys.stdout.write(_DETACHED.format(run=names.run, namespace=api.namespace))
+                detached = KubernetesProgram(plan, options, api, names)
+                detached.detach(f"run {names.run}")
                 return detached
             # Made first, because there may be no place for its logs.
             program = KubernetesProgram(
                 plan,
                 options,
                 api,
-                cluster.names,
+                names,
                 packed.order["key"],
                 limits=WaitLimits(
                     options.notice_s, self._schedule_s, self._silence_s, self._launcher_silence_s
@@ -399,7 +372,7 @@ class KubernetesLauncher(Launcher):
             raise
         with ended_by_signals():
             try:
-                self._create(api, cluster, packed, objects)
+                self._create(api, packed, objects)
             except BaseException:
                 api.close()
                 raise
@@ -407,9 +380,7 @@ class KubernetesLauncher(Launcher):
             program.await_up()
         return program
 
-    def _create(
-        self, api: Api, cluster: Cluster, packed: PackedRun, objects: Sequence["Json"]
-    ) -> None:
+    def _create(self, api: Api, packed: PackedRun, objects: Sequence["Json"]) -> None:
         """Creates all objects, or none.
 
         Raises:
@@ -440,7 +411,7 @@ class KubernetesLauncher(Launcher):
                 error.args = (f"{error}{left}", *error.args[1:])
             elif left:  # an interrupt has no text, and the text of an exit is not shown
                 sys.stderr.write(
-                    f"launchpad: the launch of {cluster.names.run} was interrupted{left}\n"
+                    f"launchpad: the launch of {root['metadata']['name']} was interrupted{left}\n"
                 )
             raise
 

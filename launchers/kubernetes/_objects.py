@@ -10,7 +10,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from launchers.kubernetes._agreed import (
@@ -103,34 +103,6 @@ class Group:
 # What is made
 
 
-def manifests(
-    cluster: Cluster,
-    groups: Sequence[Group],
-    files: PackedRun,
-    supervisor: PodOptions,
-    program: str,
-    *,
-    suspended: bool = False,
-) -> list[dict[str, Any]]:
-    """Returns all objects of a run, the root first; the same for the same arguments.
-
-    With `suspended`, the root is created suspended. With a queue, all Jobs are suspended in any
-    case, until the queue admits them.
-
-    Raises:
-        ValueError: The options do not allow valid pods; the text lists all mistakes.
-    """
-    maker = _Maker(cluster, groups, files, supervisor, program)
-    if mistakes := maker.mistakes():
-        raise ValueError("; ".join(mistakes))
-    return maker.objects(suspended=suspended)
-
-
-def mistakes_of(cluster: Cluster, groups: Sequence[Group], supervisor: PodOptions) -> list[str]:
-    """Returns why the objects of a run cannot be made; needs no files."""
-    return _Maker(cluster, groups, PackedRun({}, {}), supervisor, "").mistakes()
-
-
 def owned(obj: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
     """Returns an object as one that is removed with the root, which the API has returned."""
     # Without `controller`, because Kueue would take the Job for a part of the root; and without
@@ -144,62 +116,68 @@ def owned(obj: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
     return {**obj, "metadata": {**obj["metadata"], "ownerReferences": [reference]}}
 
 
-class _Maker:
-    def __init__(
-        self,
-        cluster: Cluster,
-        groups: Sequence[Group],
-        files: PackedRun,
-        supervisor: PodOptions,
-        program: str,
-    ) -> None:
-        self._cluster = cluster
-        self._names = cluster.names
-        self._groups = groups
-        self._files = files
-        self._supervisor = supervisor
-        self._program = program
-        words = (each.together for group in groups for each in group.executables)
-        # Numbers, because the words are random for each program and manifests shall not differ.
-        self._together = {
-            word: str(number) for number, word in enumerate(dict.fromkeys(filter(None, words)))
-        }
+@dataclass(frozen=True)
+class Manifests:
+    """Makes all objects of a run: the same for the same attributes.
+
+    Attributes:
+        cluster: What holds for all.
+        groups: The nodes.
+        supervisor: What the user wants of the supervisor's pod.
+        program: Name of the program.
+        files: What pods find mounted.
+    """
+
+    cluster: Cluster
+    groups: Sequence[Group]
+    supervisor: PodOptions
+    program: str
+    files: PackedRun = field(default_factory=lambda: PackedRun({}, {}))
+
+    @property
+    def _names(self) -> Names:
+        return self.cluster.names
 
     def mistakes(self) -> list[str]:
+        """Returns why there are no valid pods."""
         found: list[str] = []
-        pods = [("the supervisor", self._supervisor)]
-        pods += [(f"group {group.label!r}", group.pod) for group in self._groups]
+        pods = [("the supervisor", self.supervisor)]
+        pods += [(f"group {group.label!r}", group.pod) for group in self.groups]
         if bare := [who for who, pod in pods if pod.image is None]:
             found.append(
                 f"no image for the pods of {', '.join(bare)}; name one that has launchpad-lite, on "
                 "Python {}.{}, as image=NAME (`make image` builds one)".format(*sys.version_info)
             )
-        for group in self._groups:
+        for group in self.groups:
             found += _group_mistakes(group)
         try:
             self._supervisor_template()
         except ValueError as error:
             found.append(f"the supervisor's pod: {error}")
-        for group in self._groups:
+        for group in self.groups:
             try:
                 self._group_template(group)
             except ValueError as error:
                 found.append(f"pods of group {group.label!r}: {error}")
         return found
 
-    def objects(self, *, suspended: bool) -> list[dict[str, Any]]:
-        waits = suspended or self._cluster.queue is not None
+    def objects(self, *, suspended: bool = False) -> list[dict[str, Any]]:
+        """Returns all objects, the root first, which may be created suspended.
+
+        With a queue, all Jobs are suspended in any case, until the queue admits them.
+        """
+        waits = suspended or self.cluster.queue is not None
         names = self._names
-        others = [self._supervisor_service(), *map(self._group_service, self._groups)]
+        others = [self._supervisor_service(), *map(self._group_service, self.groups)]
         others += [
-            self._secret(names.trust, self._files.trust),
-            self._secret(names.order, self._files.order),
+            self._secret(names.trust, self.files.trust),
+            self._secret(names.order, self.files.order),
         ]
         others += [
             self._secret(names.work(i), {f"part-{i:05}": part})
             for i, part in enumerate(self._parts())
         ]
-        if self._cluster.network_policy:
+        if self.cluster.network_policy:
             others.append(self._network_policy())
         if self._names.jobset:
             return [self._jobset(suspended=waits), *others]
@@ -207,18 +185,18 @@ class _Maker:
         root["metadata"]["annotations"] = {PLAN_ANNOTATION: self._plan()}
         root["spec"] = {"suspend": waits, **self._ttl(), **root["spec"]}
         jobs = []
-        for group in self._groups:
+        for group in self.groups:
             job = self._job(
                 names.groups[group.label], self._group_labels(group), self._group_job(group)
             )
-            if self._cluster.queue is not None:
+            if self.cluster.queue is not None:
                 job["spec"] = {"suspend": True, **job["spec"]}
             jobs.append(job)
         return [root, *others, *jobs]
 
     def _parts(self) -> list[bytes]:
         """Returns the work in parts, each for a Secret."""
-        blob = self._files.blob if self._files.place is None else b""
+        blob = self.files.blob if self.files.place is None else b""
         size = _PART_BYTES if len(blob) <= _MOST_IN_SMALL_PARTS else _LARGE_PART_BYTES
         return [blob[start : start + size] for start in range(0, len(blob), size)]
 
@@ -232,8 +210,8 @@ class _Maker:
         labels: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         metadata: dict[str, Any] = {"name": name}
-        if self._cluster.namespace is not None:
-            metadata["namespace"] = self._cluster.namespace
+        if self.cluster.namespace is not None:
+            metadata["namespace"] = self.cluster.namespace
         metadata["labels"] = {**self._labels(), **(labels or {})}
         return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
 
@@ -248,17 +226,17 @@ class _Maker:
         return {ROLE_LABEL: NODE, GROUP_LABEL: self._names.slug(group.label)}
 
     def _queue_label(self) -> dict[str, str]:
-        return {} if self._cluster.queue is None else {_QUEUE_LABEL: self._cluster.queue}
+        return {} if self.cluster.queue is None else {_QUEUE_LABEL: self.cluster.queue}
 
     def _ttl(self) -> dict[str, int]:
-        ttl_s = self._cluster.ttl_s
+        ttl_s = self.cluster.ttl_s
         return {} if ttl_s is None else {"ttlSecondsAfterFinished": ttl_s}
 
     def _plan(self) -> str:
-        executables = [each for group in self._groups for each in group.executables]
+        executables = [each for group in self.groups for each in group.executables]
         head = {
-            "program": self._program,
-            "notice_s": self._cluster.notice_s,
+            "program": self.program,
+            "notice_s": self.cluster.notice_s,
             "begins_anew": self._is_repeatable(),
         }
         rows = [[each.label, each.replica, each.description] for each in executables]
@@ -285,7 +263,7 @@ class _Maker:
             self._replicated_job(
                 self._names.slug(group.label), self._group_labels(group), self._group_job(group)
             )
-            for group in self._groups
+            for group in self.groups
         ]
         spec = {
             "suspend": suspended,
@@ -360,8 +338,8 @@ class _Maker:
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": _failure_rules("FailJob", SUPERVISOR, repeatable)},
         }
-        if self._cluster.max_run_s is not None:
-            spec["activeDeadlineSeconds"] = self._cluster.max_run_s
+        if self.cluster.max_run_s is not None:
+            spec["activeDeadlineSeconds"] = self.cluster.max_run_s
         return {**spec, "template": self._supervisor_template()}
 
     def _group_job(self, group: Group) -> dict[str, Any]:
@@ -370,10 +348,10 @@ class _Maker:
         deadline = {}
         # Without this limit, a pod that comes back after the supervisor was stopped would wait for a
         # new one. Not with a queue that admits each Job by itself: it may start this Job long before.
-        if self._cluster.max_run_s is not None and (
-            self._names.jobset or self._cluster.queue is None
+        if self.cluster.max_run_s is not None and (
+            self._names.jobset or self.cluster.queue is None
         ):
-            deadline["activeDeadlineSeconds"] = self._cluster.max_run_s + self._cluster.grace_s
+            deadline["activeDeadlineSeconds"] = self.cluster.max_run_s + self.cluster.grace_s
         return {
             **deadline,
             "completionMode": "Indexed",
@@ -386,16 +364,16 @@ class _Maker:
         }
 
     def _is_repeatable(self) -> bool:
-        executables = [each for group in self._groups for each in group.executables]
+        executables = [each for group in self.groups for each in group.executables]
         return all(each.restart.outlives_host for each in executables)
 
     def _supervisor_template(self) -> dict[str, Any]:
         volumes, mounts = self._supervisor_volumes()
         annotations = {}
-        if self._cluster.launcher is not None:
-            annotations[LAUNCHER_ANNOTATION] = self._cluster.launcher
+        if self.cluster.launcher is not None:
+            annotations[LAUNCHER_ANNOTATION] = self.cluster.launcher
         return pod_template(
-            self._supervisor,
+            self.supervisor,
             container={
                 "name": SUPERVISOR,
                 "command": [f"{MOUNTS}/order/begin.py"],
@@ -409,13 +387,13 @@ class _Maker:
                 "labels": {**self._labels(), ROLE_LABEL: SUPERVISOR},
                 **({"annotations": annotations} if annotations else {}),
             },
-            spec={"terminationGracePeriodSeconds": self._cluster.grace_s},
+            spec={"terminationGracePeriodSeconds": self.cluster.grace_s},
             moves=self._is_repeatable(),
         )
 
     def _supervisor_resources(self) -> dict[str, Any]:
         # The supervisor holds several copies of the work: packed, unpacked, and being sent to pods.
-        limit_mib = _SUPERVISOR_MIB + 6 * len(self._files.blob) // (1 << 20)
+        limit_mib = _SUPERVISOR_MIB + 6 * len(self.files.blob) // (1 << 20)
         return {
             "requests": {"cpu": "100m", "memory": "256Mi"},
             "limits": {"memory": f"{limit_mib}Mi"},
@@ -435,15 +413,18 @@ class _Maker:
         }
         if ports := _ports(group):
             container["ports"] = [_container_port(f"p{port}", port) for port in ports]
-        if wishes := _resources(executable.resources, self._cluster.gpu_resource):
+        if wishes := _resources(executable.resources, self.cluster.gpu_resource):
             container["resources"] = {"requests": wishes, "limits": wishes}
         labels = {**self._labels(), **self._group_labels(group)}
         spec: dict[str, Any] = {
             "subdomain": self._names.groups[group.label],
-            "terminationGracePeriodSeconds": self._cluster.grace_s,
+            "terminationGracePeriodSeconds": self.cluster.grace_s,
         }
         if executable.together is not None:
-            labels[TOGETHER_LABEL] = self._together[executable.together]
+            # A number, because the words are random for each program and manifests shall not differ.
+            words = (each.together for group in self.groups for each in group.executables)
+            number = [*dict.fromkeys(filter(None, words))].index(executable.together)
+            labels[TOGETHER_LABEL] = str(number)
             spec["affinity"] = self._affinity(labels[TOGETHER_LABEL])
         return pod_template(
             group.pod,
@@ -456,13 +437,13 @@ class _Maker:
 
     def _wait_s(self, group: Group) -> float:
         """Returns the seconds that a pod waits for the supervisor; no other takes its place then."""
-        wait_s = self._cluster.schedule_s
+        wait_s = self.cluster.schedule_s
         if _come_back(group):
             # So long may a new supervisor take to come in place of a lost one, and the launching process
             # to remove a supervisor whose machine does not answer.
             wait_s += LONGEST_BACKOFF_S
-            if self._cluster.launcher_silence_s is not None:
-                wait_s += self._cluster.launcher_silence_s + max(self._cluster.notice_s, 0.0)
+            if self.cluster.launcher_silence_s is not None:
+                wait_s += self.cluster.launcher_silence_s + max(self.cluster.notice_s, 0.0)
         return wait_s
 
     def _affinity(self, together: str) -> dict[str, Any]:
@@ -502,8 +483,8 @@ class _Maker:
             {"name": "order", "secret": order},
             {"name": "launcher", "downwardAPI": {"items": items}},
         ]
-        if isinstance(self._files.place, WorkVolume):
-            volumes.append({"name": "work", **self._files.place.volume})
+        if isinstance(self.files.place, WorkVolume):
+            volumes.append({"name": "work", **self.files.place.volume})
         elif parts := self._parts():
             sources = [{"secret": {"name": self._names.work(i)}} for i in range(len(parts))]
             volumes.append(

@@ -94,14 +94,7 @@ WorkPlace = WorkVolume | WorkStore
 
 @dataclass(frozen=True, kw_only=True)
 class PodOrder(orders.Order):
-    """What a supervisor in a pod is to run.
-
-    Attributes:
-        hosts: Host name of each node's pod.
-        names: Address of each host, by its host name.
-        ports: Where nodes listen, by address key.
-        begins_anew: Whether Kubernetes starts the supervisor again after it has ended it.
-    """
+    """What a supervisor in a pod is to run. The addresses of its plan have ports."""
 
     supervisor = "launchers.kubernetes._supervise"
     advice = (
@@ -109,13 +102,30 @@ class PodOrder(orders.Order):
         "the program imports; install them there, or name another image"
     )
 
-    hosts: Mapping[str, str]
-    names: Mapping[str, str]
-    ports: Mapping[str, int]
+    names: Names
     schedule_s: float
-    launcher_silence_s: float
-    begins_anew: bool
     silence_s: float
+    launcher_silence_s: float
+
+    @property
+    def hosts(self) -> dict[str, str]:
+        """Host name of each node's pod."""
+        nodes = self.plan.executables
+        return {each.name: self.names.host(each.label, each.replica) for each in nodes}
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Address of each node's pod, by its host name."""
+        nodes = self.plan.executables
+        return {
+            self.names.host(each.label, each.replica): self.names.address(each.label, each.replica)
+            for each in nodes
+        }
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether Kubernetes starts the supervisor again after it has ended it."""
+        return all(each.restart.outlives_host for each in self.plan.executables)
 
 
 @dataclass(frozen=True, repr=False)
@@ -138,7 +148,7 @@ class PackedRun:
 
 
 def pack(
-    order: PodOrder, plan: LaunchPlan, shipment: Shipment, names: Names, place: WorkPlace | None
+    order: PodOrder, plan: LaunchPlan, shipment: Shipment, place: WorkPlace | None
 ) -> PackedRun:
     """Returns all files of a run.
 
@@ -150,8 +160,8 @@ def pack(
     path = Path()
     match place:
         case WorkVolume():
-            path = Path(place.folder) / names.run / file
-            parts = (WORK_MOUNT, place.path.strip("/"), names.run, file)
+            path = Path(place.folder) / order.names.run / file
+            parts = (WORK_MOUNT, place.path.strip("/"), order.names.run, file)
             source = {"file": "/".join(filter(None, parts))}
         case WorkStore():
             source = {"url": place.get}
@@ -167,7 +177,7 @@ def pack(
         )
     files["begin.py"] = _hearing(128 + signal.SIGTERM) + files["begin.py"]
     order_files = {**files, "key": secrets.token_bytes(_KEY_BYTES)}
-    return PackedRun(_trust(plan.program, names), order_files, blob, place, path)
+    return PackedRun(_trust(plan.program, order.names), order_files, blob, place, path)
 
 
 def _trust(program: str, names: Names) -> dict[str, bytes]:

@@ -5,6 +5,7 @@ Names and quantities are checked by `checks`; all else the API server judges (`a
 
 import copy
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,17 +96,7 @@ class Volume:
                 "it has exactly one source, like {'persistentVolumeClaim': {'claimName': 'data'}}, "
                 f"not {source!r}"
             )
-        else:
-            yield from _not_json(source, "source")
-            yield from (
-                f"{kind}: a dict, not {value!r}"
-                for kind, value in source.items()
-                if not isinstance(value, Mapping)
-            )
-        if not isinstance(given["read_only"], bool):
-            yield f"read_only: True or False, not {given['read_only']!r}"
-        if given["sub_path"] is not None and not isinstance(given["sub_path"], str):
-            yield f"sub_path: a text, not {given['sub_path']!r}"
+        yield from _not_json([source, given["read_only"], given["sub_path"]], "volume")
 
 
 @dataclass(frozen=True)
@@ -221,21 +212,10 @@ def _is_list(value: object) -> bool:
 
 
 def _not_json(value: object, where: str) -> Iterator[str]:
-    """Yields the parts that cannot be written as JSON."""
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            if isinstance(key, str):
-                yield from _not_json(each, f"{where}.{key}")
-            else:
-                yield f"{where}: names of fields are texts, not {key!r}"
-    elif _is_list(value):
-        assert isinstance(value, Sequence)
-        for index, each in enumerate(value):
-            yield from _not_json(each, f"{where}[{index}]")
-    elif isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))):
-        yield f"{where}: a number that Kubernetes can read, not {value!r}"
-    elif value is not None and not isinstance(value, str | bool | int | float):
-        yield f"{where}: a text, number, True, False, None, list or dict, not {value!r}"
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        yield f"{where}: it cannot be written as JSON: {error}"
 
 
 # The strategic merge

@@ -106,10 +106,10 @@ class _Supervision:
         deployment = Deployment(
             plan=self._in_pods(plan),
             options=dataclasses.replace(order.options, quiet=True),
-            specs=tuple(HostSpec(host, address=order.names[host]) for host in order.hosts.values()),
+            specs=tuple(HostSpec(host, address=at) for host, at in order.addresses.items()),
             wanted=HostOptions(order.hosts, tunnel=Tunnel.NEVER, silence_s=order.silence_s),
             shipment=shipment,
-            ways=same_for_all(order.names),
+            ways=same_for_all(order.addresses),
             issue=lambda *_: tls,
             output=self._records,
             keeps_logs=False,
@@ -125,8 +125,6 @@ class _Supervision:
         """Returns the plan without cores and devices, which Kubernetes gives to each node's pod."""
         executables = []
         for each in plan.executables:
-            for address in each.addresses:
-                address.port = self._order.ports[address.key]
             resources = Resources(ram_gib=each.resources.ram_gib)
             executables.append(dataclasses.replace(each, resources=resources, together=None))
         return dataclasses.replace(plan, executables=tuple(executables))

@@ -22,7 +22,7 @@ import launchpad_lite as lp
 from launchers.kubernetes import KubernetesLauncher, _objects as objects_module
 from launchers.kubernetes._checks import mistakes
 from launchers.kubernetes._names import Names
-from launchers.kubernetes._objects import Cluster, Group, manifests, mistakes_of, owned
+from launchers.kubernetes._objects import Cluster, Group, Manifests, owned
 from launchers.kubernetes._order import PackedRun, WorkVolume
 from launchers.kubernetes._pods import PodOptions, Volume
 from launchpad_lite.graph.freeze import FrozenWork
@@ -110,7 +110,10 @@ def made(
     labels = [each.label for each in groups]
     names = Names.of("program", labels, "demo", jobset=changes.pop("jobset", False))
     cluster = Cluster(names, **changes)
-    return manifests(cluster, groups, files, supervisor, "program", suspended=suspended)
+    manifests = Manifests(cluster, groups, supervisor, "program", files)
+    if mistakes := manifests.mistakes():
+        raise ValueError("; ".join(mistakes))
+    return manifests.objects(suspended=suspended)
 
 
 def find(objects: Objects, kind: str, name: str) -> dict[str, Any]:
@@ -671,7 +674,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         ),
     ]
     names = Names.of("program", [each.label for each in groups], "demo")
-    found = mistakes_of(Cluster(names), groups, PodOptions())
+    found = Manifests(Cluster(names), groups, PodOptions(), "program").mistakes()
     expected = [
         r"no image for the pods of the supervisor, group 'actor'; name one that has launchpad-lite",
         r"actor\[0\] and actor\[1\] ask for different resources \(gpu=1; none\).*labels of their own",
@@ -682,9 +685,6 @@ def test_all_mistakes_are_told_at_once() -> None:
     assert len(found) == len(expected)
     for pattern, mistake in zip(expected, found, strict=True):
         assert re.match(pattern, mistake)
-    with pytest.raises(ValueError, match="no image") as caught:
-        manifests(Cluster(names), groups, FILES, PodOptions(), "program")
-    assert str(caught.value) == "; ".join(found)
 
 
 def test_a_jobset_is_one_object_with_all_jobs_that_a_queue_admits_at_once() -> None:
