@@ -507,7 +507,7 @@ def _remove(
                     api.delete(kind, name, uid=found["metadata"]["uid"])
                 break
             if left:
-                time.sleep(timing.creation_look_s)
+                time.sleep(timing.look_s)
     except (ApiError, KeyboardInterrupt, SystemExit) as error:
         if is_refused and isinstance(error, ApiError) and error.status is not None:
             return ""

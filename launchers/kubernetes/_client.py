@@ -316,12 +316,8 @@ class Api:
     ) -> bool:
         """Deletes an object and, in the background, what it owns; returns whether it existed.
 
-        Args:
-            kind: Like `Job`.
-            name: Its name.
-            grace_s: Seconds that a pod has to end; by default what it says itself.
-            uid: Deletes the object only if it has this uid; by default any object of the name.
-            patience_s: As for `list`.
+        A pod has `grace_s` to end; by default what it says itself. With a `uid`, only the object
+        that has it is deleted.
         """
         options: Json = {"propagationPolicy": "Background"}
         if grace_s is not None:
@@ -402,18 +398,10 @@ class Api:
     ) -> Iterator[str]:
         """Yields what a container printed, line by line; other bytes as `surrogateescape` has them.
 
-        With `follow`, it ends with the container, when it is cancelled, or when the connection
-        breaks; then call again. It leaves out an unfinished last line, which may be incomplete.
-
-        Args:
-            pod: Its name.
-            container: In it.
-            follow: Wait for what it prints later.
-            since_s: Only what it printed in these last seconds.
-            tail: Only that many lines.
-            timestamps: Begin each line with when it was printed.
-            whole_lines: Leave out an unfinished last line without `follow`, too.
-            cancellation: Ends it.
+        With `follow`, it waits for what is printed later, and ends with the container, when it is
+        cancelled, or when the connection breaks; then call again. An unfinished last line, which
+        may be incomplete, is left out then, and always with `whole_lines`. `since_s` leaves out
+        what is older, `tail` all but the last lines.
         """
         query: Json = {"container": container}
         query |= {"follow": follow, "timestamps": timestamps}

@@ -61,13 +61,8 @@ class PodFleet(Fleet):
     ) -> None:
         """Puts them together.
 
-        Args:
-            starter: Started the agents in the pods.
-            program: The program of the pods.
-            wait_s: Seconds within which a new pod must have come; infinity: as long as it takes.
-            exchange: Takes the calls of pods.
-            comes_back: Returns, at the end, whether the program will start again. Then pods must
-                not treat this end as final.
+        A new pod must have come within `wait_s`. `comes_back` returns, at the end, whether the
+        program will start again. Then pods must not treat this end as final.
         """
         super().__init__(starter.hosts, starter.placement, starter)
         self._starter = starter

@@ -62,16 +62,10 @@ _SUPERVISOR_MIB = 1024
 
 @dataclass(frozen=True)
 class Cluster:
-    """Settings of all objects of a run, beside those that `KubernetesLauncher` explains.
+    """Settings of all objects of a run; `KubernetesLauncher` explains most of them.
 
-    Attributes:
-        namespace: None: that of the kubeconfig with which the objects are created.
-        notice_s: Below 0: nodes end when they want.
-        schedule_s: Infinity: pods wait as long as it takes. Pods that may be replaced wait longer,
-            because the supervisor may be replaced, too.
-        launcher_silence_s: None: the supervisor expects no sign of life.
-        ttl_s: None: the cluster does not remove the run.
-        launcher: First value of the annotation that tells the supervisor whether a launcher waits.
+    A notice below 0 has no end. Without `launcher_silence_s`, the supervisor expects no sign of
+    life. `launcher` is the first value of the annotation that tells it whether a launcher waits.
     """
 
     names: Names
@@ -118,15 +112,7 @@ def owned(obj: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Manifests:
-    """Makes all objects of a run: the same for the same attributes.
-
-    Attributes:
-        cluster: What holds for all.
-        groups: The nodes.
-        supervisor: What the user wants of the supervisor's pod.
-        program: Name of the program.
-        files: What pods find mounted.
-    """
+    """Makes all objects of a run: the same for the same attributes."""
 
     cluster: Cluster
     groups: Sequence[Group]

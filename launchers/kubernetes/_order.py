@@ -133,8 +133,8 @@ class PackedRun:
     """All files of a run. They hold secrets.
 
     Attributes:
-        trust: For all pods, at /launchpad/trust: certificates, and the code that they run first.
-        order: For the supervisor, at /launchpad/order, with the key for the seal of its last record.
+        trust: For all pods: certificates, and the code that they run first.
+        order: For the supervisor, with the key for the seal of its last record.
         blob: Its work.
         place: Where the blob is going to be; None: in Secrets.
         path: The file of the blob on a volume, as this machine sees it.

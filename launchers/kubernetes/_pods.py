@@ -326,16 +326,14 @@ def pod_template(
 
     Args:
         options: What the user wants.
-        container: The only container, with the launcher's settings; `command` without the
-            interpreter.
+        container: The only one, with the launcher's settings; its command lacks the interpreter.
         volumes: The launcher's own.
         metadata: Labels and annotations.
         spec: The launcher's settings of the pod.
         moves: Whether a new pod replaces it if its machine is lost.
 
     Raises:
-        ValueError: The patch does not fit, or removes what the launcher needs; all mistakes are
-            listed.
+        ValueError: The patch does not fit, or removes what the launcher needs.
     """
     given = {name: Volume.of(each) for name, each in options.volumes.items()}
     at = {volume.mount.rstrip("/") for volume in given.values()}

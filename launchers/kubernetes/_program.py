@@ -88,17 +88,16 @@ class KubernetesProgram(ProgramElsewhere):
         take_back: Callable[[], str] = str,
         timing: Timing = DEFAULT,
     ) -> None:
-        """Prepares to watch it.
+        """Prepares to watch it; closes the API in the end.
 
         Args:
             plan: Work is not needed.
             options: Options of the launch.
-            api: The cluster; this program closes it in the end.
+            api: The cluster.
             names: Of the objects.
             key: For the seal of its end; None: nothing of the cluster is unpickled.
             limits: Time limits; of a run that was launched elsewhere, only the notice is known.
-            is_launch: Whether this process launched it. Then it tells what happens, ends only after
-                the program, and removes what is left.
+            is_launch: Whether this process tells what happens, and removes what is left.
             log_dir: Where to keep the output of the nodes; None: nowhere.
             take_back: Removes work outside of the cluster; returns what is left of it, for people.
             timing: Other limits, and pauses.

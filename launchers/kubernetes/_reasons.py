@@ -208,12 +208,8 @@ def explained(
 ) -> ProgramResult:
     """Returns a supervisor's result with the cluster's explanation of each lost pod.
 
-    The cluster also explains why a node was asked from outside to end.
-
-    Args:
-        result: As the supervisor saw it.
-        losses: What became of pods, by their host name, in order.
-        machine: Returns the machine of a pod by its host name; empty: not known.
+    The cluster also explains why a node was asked from outside to end. `losses` says what became of
+    pods, by their host name, in order; `machine` returns the last known one of a host name.
     """
     counts: dict[str, int] = {}
 

@@ -36,14 +36,9 @@ _LAST_LINES = 20
 
 @dataclass(frozen=True)
 class WaitLimits:
-    """Time limits that users set, in seconds.
+    """Time limits that users set, in seconds; below 0, a notice has no end.
 
-    Attributes:
-        notice_s: Below 0: nodes take as long as they want.
-        schedule_s: The time until all nodes must be placed; for the launch only.
-        silence_s: The time without data from its supervisor after which a pod ends.
-        launcher_silence_s: The time without a sign of life of the launching process after which the
-            supervisor ends the program.
+    A pod ends after `silence_s` without data from its supervisor.
     """
 
     notice_s: float
@@ -56,12 +51,9 @@ class WaitLimits:
 class Hands:
     """Functions that carry out decisions. All but the first three may raise ApiError.
 
-    Attributes:
-        leave_word: Tells the launching process that the end was requested, and why.
-        end: Takes a pod's name and seconds. Has the supervisor in that pod end the program in order
-            within these seconds; without a name, deletes all objects. Returns whether a supervisor
-            was asked.
-        remove: Removes a pod though its machine does not answer.
+    `end` takes a pod's name and seconds. It has the supervisor in that pod end the program in order
+    within these seconds; without a name, it deletes all objects. It returns whether a supervisor
+    was asked. `remove` removes a pod though its machine does not answer.
     """
 
     tell: Callable[[str], None]
@@ -86,11 +78,9 @@ class RunState:
     """What is known of a run. Not thread-safe. The caller passes all times, from one clock.
 
     Attributes:
-        sight: Its objects.
         nodes: How each node was a few seconds ago.
-        supervisor: The newest pod of the supervisor; None: not seen yet.
         end: The supervisor's account of the end; None: there is none.
-        stop: Why this process was asked to end the run, and by which signal; None: it was not.
+        stop: Why this process was asked to end the run; None: it was not.
         is_up: Whether all nodes were placed.
         is_in_hurry: Whether the end must not wait for anything any more.
         is_deleted: Whether the first object was deleted, and all others with it.

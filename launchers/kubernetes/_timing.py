@@ -7,39 +7,30 @@ from launchers.kubernetes._agreed import SPARE_S
 
 @dataclass(frozen=True)
 class Timing:
-    """Limits and pauses; tests hand in others.
+    """Limits and pauses in seconds; tests hand in others.
+
+    Pauses between attempts grow from the first to the longest one.
 
     Attributes:
-        request_pause_s: Seconds until a request is tried again, at first; doubled with each.
-        longest_request_pause_s: The most of these seconds.
         attempts: How often a request is sent. This takes some 12 s: time for a server to restart, or
             for another one to take over.
-        watch_pause_s: Seconds until a watch that failed is tried again, at first.
-        longest_watch_pause_s: The most of these seconds.
-        watch_silence_s: Seconds without data after which a watch counts as broken.
-        log_silence_s: Seconds after which a silent log is read again: its connection may be
-            gone.
-        creation_look_s: Seconds between two looks for an object whose creation was interrupted: the
-            server may be about to create it.
-        beat_s: Seconds between two signs of life of the launching process.
-        gone_s: Seconds that deleted objects may take to disappear.
-        explain_s: Seconds within which a cluster tells how a lost pod ended, if the pod's machine is
-            not lost as well.
-        settle_s: Seconds after the end of a run in which the last changes of its pods arrive.
-        ask_again_s: Seconds until a request that the cluster did not answer is sent again.
-        patience_s: Seconds for which the deciding thread repeats one request. Then it first looks
+        watch_silence_s: Time without data after which a watch counts as broken.
+        log_silence_s: Time after which a silent log is read again: its connection may be gone.
+        look_s: Pause between looks at objects that remain, or whose creation was interrupted.
+        beat_s: Time between two signs of life of the launching process.
+        gone_s: Time that deleted objects may take to disappear.
+        explain_s: Time within which a cluster tells how a lost pod ended, if the pod's machine is not
+            lost as well.
+        settle_s: Time after the end of a run in which the last changes of its pods arrive.
+        patience_s: Time for which the deciding thread repeats one request. Then it first looks
             whether the user has asked for a faster end.
-        look_s: Seconds between two looks at the objects that remain.
-        tell_s: Seconds after the start of a removal at which the launcher tells how the program ended
-            and what it waits for.
-        log_pause_s: Seconds between two attempts to read a log.
-        gather_s: Seconds in which pods that wait for the same thing are gathered into one line.
-        first_status_s: Seconds that an attached shell waits for a log with the status of the nodes.
-        stuck_s: Seconds after which a machine that did not end a pod counts as not answering.
-        stuck_look_s: Seconds between two looks at a pod that does not end.
-        greeting_s: Seconds in which a pod that calls the supervisor authenticates and sends its name.
-        part_s: Seconds in which a pod reads the last data and closes its side of the connection.
-        spare_s: Seconds beside the notice in which a pod ends. Pods themselves have `SPARE_S`.
+        tell_s: Time after which a removal tells what it waits for.
+        gather_s: Time in which pods that wait for the same thing are gathered into one line.
+        first_status_s: Time that an attached shell waits for a log with the status of the nodes.
+        stuck_s: Time after which a machine that did not end a pod counts as not answering.
+        greeting_s: Time in which a pod that calls the supervisor authenticates and sends its name.
+        part_s: Time in which a pod reads the last data and closes its side of the connection.
+        spare_s: Time beside the notice in which a pod ends. Pods themselves have `SPARE_S`.
     """
 
     request_pause_s: float = 0.25
@@ -49,14 +40,13 @@ class Timing:
     longest_watch_pause_s: float = 10.0
     watch_silence_s: float = 75.0
     log_silence_s: float = 45.0
-    creation_look_s: float = 0.5
+    look_s: float = 0.5
     beat_s: float = 20.0
     gone_s: float = 30.0
     explain_s: float = 5.0
     settle_s: float = 1.0
     ask_again_s: float = 5.0
     patience_s: float = 2.0
-    look_s: float = 0.5
     tell_s: float = 3.0
     log_pause_s: float = 1.0
     gather_s: float = 0.5

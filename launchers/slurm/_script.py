@@ -161,7 +161,7 @@ class Submission:
     """The user's options for the batch system, the same for all components.
 
     Attributes:
-        options: Options of sbatch by name, such as partition; None: sbatch's default.
+        options: Options of sbatch by name; None: sbatch's default.
         gres: Value of `--gres` on hosts whose nodes need accelerators; None: `gpu:N`.
         notice_s: Seconds before the time limit at which the program is asked to stop.
         requeue: Whether Slurm may start it again.
@@ -314,14 +314,10 @@ def srun_command(
 
 @dataclass(frozen=True)
 class JobState:
-    """The state of a job, as Slurm reports it.
+    """The state of a job, as Slurm reports it: like RUNNING.
 
-    Attributes:
-        state: Like RUNNING.
-        reason: Why it is in this state; "None" if Slurm gives no reason.
-        exit_code: Exit code and signal of the script, like 0:9.
-        batch_host: Where the script runs or ran; empty before.
-        output: File with what the script printed.
+    The exit code has that of the script and its signal, like 0:9. The host is where the script runs
+    or ran; empty before.
     """
 
     state: str

@@ -22,7 +22,7 @@ HASTY = Timing(
     request_pause_s=0.01,
     longest_request_pause_s=0.02,
     watch_pause_s=0.01,
-    creation_look_s=0.01,
+    look_s=0.01,
 )
 
 
