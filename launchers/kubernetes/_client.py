@@ -71,6 +71,7 @@ class ApiError(LaunchError):
         reason: Kubernetes' word for it, like `AlreadyExists`.
         said: The server's own words: a text for each field that it named.
         attempts: How often the request was sent; 0 if that is not known.
+        asked_s: The pause that the server asks for.
         is_final: Whether the server refuses only this request. A server that has just started
             refuses all requests.
     """
@@ -87,6 +88,7 @@ class ApiError(LaunchError):
         self.reason = reason
         self.said = said
         self.attempts = 0
+        self.asked_s = 0.0
         self.is_final = False
 
 
@@ -292,11 +294,9 @@ class Api:
                 return None
             raise
 
-    def list(
-        self, kind: str, selector: str = "", *, fields: str = "", patience_s: float = math.inf
-    ) -> Objects:
+    def list(self, kind: str, selector: str = "", *, patience_s: float = math.inf) -> Objects:
         """Returns all objects of a kind. After `patience_s` seconds nothing is repeated."""
-        items, _ = self._list(kind, selector, fields, patience_s=patience_s)
+        items, _ = self._list(kind, _selectors(selector, ""), patience_s=patience_s)
         return items
 
     def patch(
@@ -319,17 +319,15 @@ class Api:
         A pod has `grace_s` to end; by default what it says itself. With a `uid`, only the object
         that has it is deleted.
         """
-        options: Json = {"propagationPolicy": "Background"}
+        # Not parameters: only a body can carry a precondition.
+        options: Json = {"kind": "DeleteOptions", "apiVersion": "v1"}
+        options["propagationPolicy"] = "Background"
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
         try:
-            if uid is None:
-                self._demand("delete", kind, name, query=options, patience_s=patience_s)
-            else:
-                # Only a body can carry a precondition, and the server ignores parameters beside a body.
-                head = {"kind": "DeleteOptions", "apiVersion": "v1"}
-                body = {**head, **options, "preconditions": {"uid": uid}}
-                self._demand("delete", kind, name, body=body, patience_s=patience_s)
+            self._demand("delete", kind, name, body=options, patience_s=patience_s)
         except ApiError as error:
             if error.status == 404 or (uid is not None and error.reason == "Conflict"):
                 return False
@@ -348,6 +346,7 @@ class Api:
         though not each step. It raises ApiError only if the server refuses from the beginning that
         we list or watch them.
         """
+        chosen = _selectors(selector, fields)
         known: dict[str, Json] = {}
         version: str | None = None
         pause_s = self._timing.watch_pause_s
@@ -355,11 +354,11 @@ class Api:
         while not cancellation.is_set:
             try:
                 if version is None:
-                    items, version = self._list(kind, selector, fields, cancellation)
+                    items, version = self._list(kind, chosen, cancellation)
                     was_listed = True
                     yield from _changes(known, items)
                     yield "LISTED", {"kind": kind}
-                for change, obj in self._watch_once(kind, selector, fields, version, cancellation):
+                for change, obj in self._watch_once(kind, chosen, version, cancellation):
                     # Only now: a successful list does not prove that a watch will succeed.
                     pause_s = self._timing.watch_pause_s
                     version = obj["metadata"]["resourceVersion"]
@@ -404,7 +403,7 @@ class Api:
         what is older, `tail` all but the last lines.
         """
         query: Json = {"container": container}
-        query |= {"follow": follow, "timestamps": timestamps}
+        query |= {"follow": str(follow).lower(), "timestamps": str(timestamps).lower()}
         if since_s is not None:
             query["sinceSeconds"] = max(1, since_s)
         if tail is not None:
@@ -413,24 +412,19 @@ class Api:
         response = self._try(
             request, lambda: self._send(request, self._timing.log_silence_s), cancellation
         )
-        rest = b""
         for line in _lines(response, cancellation or Cancellation()):
-            if not line.endswith(b"\n"):
-                rest = line
-                break
-            yield line[:-1].decode(errors="surrogateescape")
-        if rest and not follow and not whole_lines:
-            yield rest.decode(errors="surrogateescape")
+            if line.endswith(b"\n") or not (follow or whole_lines):
+                yield line.removesuffix(b"\n").decode(errors="surrogateescape")
 
     def _watch_once(
-        self, kind: str, selector: str, fields: str, version: str, cancellation: Cancellation
+        self, kind: str, chosen: Json, version: str, cancellation: Cancellation
     ) -> Iterator[tuple[Any, Json]]:
         """Yields changes until the server ends the watch, or its connection breaks."""
         query = {
-            **_selectors(selector, fields),
-            "watch": True,
+            **chosen,
+            "watch": "true",
             "resourceVersion": version,
-            "allowWatchBookmarks": True,
+            "allowWatchBookmarks": "true",
             "timeoutSeconds": _WATCH_S,
         }
         request = _ApiRequest("watch", self.namespace, kind, query=query)
@@ -457,14 +451,12 @@ class Api:
     def _list(
         self,
         kind: str,
-        selector: str,
-        fields: str,
+        chosen: Json,
         cancellation: Cancellation | None = None,
         patience_s: float = math.inf,
     ) -> tuple[Objects, str]:
-        query = _selectors(selector, fields)
         found = self._demand(
-            "list", kind, query=query, cancellation=cancellation, patience_s=patience_s
+            "list", kind, query=chosen, cancellation=cancellation, patience_s=patience_s
         )
         items: Objects = found.get("items") or []
         for item in items:  # a list states kind and version once, not in each item
@@ -489,12 +481,12 @@ class Api:
         )
 
     def _send(self, request: "_ApiRequest", silence_s: float = _ANSWER_S) -> Any:
-        """Sends a request; returns the response with its body unread, or raises _Refused."""
+        """Sends a request; returns the response with its body unread, or raises ApiError."""
         import urllib3
 
         address = self.server + request.path
-        if query := {name: _text(value) for name, value in (request.query or {}).items()}:
-            address += f"?{urlencode(query)}"
+        if request.query:
+            address += f"?{urlencode(request.query)}"
         with self._credentials:
             own = self._client.configuration
             # Releases differ in the name: 36.0.0 stores by one, and its `auth_settings` wants the other.
@@ -518,7 +510,7 @@ class Api:
             preload_content=False,
         )
         if not 200 <= response.status < 300:
-            raise _Refused(response.status, response.data, response.headers)
+            raise self._refusal(response, request)
         return response
 
     def _read_certificates(self) -> None:
@@ -580,17 +572,15 @@ class Api:
         give_up_at = self._clock() + patience_s
         while True:
             attempts += 1
-            asked_s = 0.0
             try:
                 return attempt()
-            except _Refused as refused:
-                failure = self._refusal(refused, request)
-                passes = refused.status in _PASSING or failure.reason == "Conflict"
-                if refused.status in (401, 403):
+            except ApiError as refused:
+                failure = refused
+                passes = failure.status in _PASSING or failure.reason == "Conflict"
+                if failure.status in (401, 403):
                     # Asked from the second attempt on: the server may have loaded its roles since the first.
                     passes = self._was_let_in and (attempts == 1 or self._refuses_all())
                     failure.is_final = not passes
-                asked_s = _asked_pause(refused.headers)
             except urllib3.exceptions.SSLError as error:
                 failure = ApiError(
                     f"{request.attempted}: no secure connection to the API server {self.server}: "
@@ -614,7 +604,7 @@ class Api:
                 raise failure
             # Random, so that the launchers of a cluster do not all try at the same time.
             own_s = pause_s * random.uniform(0.7, 1.0)  # noqa: S311 - no secret
-            wait_s = min(asked_s, _LONGEST_ASKED_S) or own_s
+            wait_s = min(failure.asked_s, _LONGEST_ASKED_S) or own_s
             if cancellation is None:
                 self._sleep(wait_s)
             elif cancellation.wait(wait_s):
@@ -627,23 +617,23 @@ class Api:
 
         try:
             self._send(_ApiRequest("list", self.namespace, "Pod", query=_ONE))
-        except _Refused as refused:
+        except ApiError as refused:
             return refused.status in (401, 403)
         except (urllib3.exceptions.HTTPError, OSError):
             return True
         return False
 
-    def _refusal(self, refused: "_Refused", request: "_ApiRequest") -> ApiError:
-        status = refused.status
+    def _refusal(self, response: Any, request: "_ApiRequest") -> ApiError:
+        status, body = response.status, response.data
         try:
-            said = json.loads(refused.body)
+            said = json.loads(body)
             message, reason = str(said["message"]), str(said.get("reason", ""))
             causes = (said.get("details") or {}).get("causes") or ()
             of_fields = tuple(
                 ": ".join(filter(None, (each.get("field"), each.get("message")))) for each in causes
             )
         except (ValueError, KeyError, TypeError, AttributeError):
-            message, reason = _flat(refused.body.decode(errors="replace"))[:_MOST_SAID], ""
+            message, reason = _flat(body.decode(errors="replace"))[:_MOST_SAID], ""
             of_fields = ()
         if status == 401:
             text = (
@@ -673,7 +663,10 @@ class Api:
             )
         else:
             text = f"{request.attempted} in namespace {self.namespace!r}: {message} (HTTP {status})"
-        return ApiError(text, status, reason, of_fields or (message,))
+        failure = ApiError(text, status, reason, of_fields or (message,))
+        with contextlib.suppress(ValueError):  # a date
+            failure.asked_s = max(0.0, float(response.headers.get("Retry-After", 0)))
+        return failure
 
 
 @dataclass(frozen=True)
@@ -712,14 +705,6 @@ class _ApiRequest:
     def attempted(self) -> str:
         """The beginning of a message."""
         return f"cannot {self.verb} {self.kind} {self.name}".rstrip()
-
-
-class _Refused(Exception):  # noqa: N818 - never leaves this module
-    def __init__(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-        super().__init__(status)
-        self.status = status
-        self.body = body
-        self.headers = headers
 
 
 # Configuration
@@ -830,10 +815,6 @@ def _selectors(labels: str, fields: str) -> Json:
     return {name: value for name, value in found.items() if value}
 
 
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _lines(response: Any, cancellation: Cancellation) -> Iterator[bytes]:
     """Yields lines with their ends as they come, until the stream ends or breaks."""
     import urllib3.exceptions
@@ -877,14 +858,6 @@ def _uid(obj: Mapping[str, Any]) -> str:
 
 def _version(obj: Mapping[str, Any]) -> str:
     return str(obj["metadata"].get("resourceVersion"))
-
-
-def _asked_pause(headers: Mapping[str, str]) -> float:
-    """Returns how many seconds a server asks to wait; 0 if it does not say."""
-    try:
-        return max(0.0, float(headers.get("Retry-After", 0)))
-    except ValueError:  # a date
-        return 0.0
 
 
 def _plain(error: BaseException) -> str:

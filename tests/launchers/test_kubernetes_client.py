@@ -838,7 +838,7 @@ def test_what_is_not_there_is_none_and_need_not_be_deleted(api: Api) -> None:
 def test_a_delete_says_how_and_of_which_object_of_this_name(api: Api, stub: Stub) -> None:
     stub.on("DELETE", f"{PODS}/x", Answer(body=pod("x")))
     assert api.delete("Pod", "x", grace_s=0)
-    assert stub.requests[-1].query == {"gracePeriodSeconds": "0", "propagationPolicy": "Background"}
+    assert stub.requests[-1].body["gracePeriodSeconds"] == 0
     assert api.delete("Pod", "x", uid="1")
     body = stub.requests[-1].body
     assert body["preconditions"] == {"uid": "1"}
