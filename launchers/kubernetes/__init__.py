@@ -497,10 +497,11 @@ def _remove(
 ) -> str:
     """Deletes the first object of a run if we have created it; returns what remains, for people."""
     kind, name = root["kind"], root["metadata"]["name"]
-    status = reason.status if made is None and isinstance(reason, ApiError) else None
-    is_refused = status is not None and status < 500
+    if made is None and isinstance(reason, ApiError) and reason.attempts == 1:
+        if reason.status is not None and reason.status < 500:
+            return ""  # it was refused
     try:
-        for left in reversed(range(1 if is_refused else _LOOKS)):
+        for left in reversed(range(_LOOKS)):
             found = made or api.get(kind, name)
             if found is not None:
                 if made is not None or created_by(found) == author:
@@ -509,8 +510,6 @@ def _remove(
             if left:
                 time.sleep(timing.look_s)
     except (ApiError, KeyboardInterrupt, SystemExit) as error:
-        if is_refused and isinstance(error, ApiError) and error.status is not None:
-            return ""
         remains = "may remain" if made is None else "remains"
         why = str(error) if isinstance(error, ApiError) else "interrupted again"
         return (

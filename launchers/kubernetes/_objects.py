@@ -9,7 +9,7 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,8 @@ _SUPERVISOR_RESTARTS = 3
 _FOR_GOOD = 1
 #: Mode of the files of all Secrets: readable for the pod's own user and group.
 _READABLE = 0o440
+#: Where pods may write, by volume.
+_PATHS = {"tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108 - of the pod alone
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 #: Main memory that a supervisor may have, in MiB, beside what the work takes.
 _SUPERVISOR_MIB = 1024
@@ -354,10 +356,10 @@ class Manifests:
         return all(each.restart.outlives_host for each in executables)
 
     def _supervisor_template(self) -> dict[str, Any]:
-        volumes, mounts = self._supervisor_volumes()
-        annotations = {}
+        volumes = self._supervisor_volumes()
+        metadata: dict[str, Any] = {"labels": {**self._labels(), ROLE_LABEL: SUPERVISOR}}
         if self.cluster.launcher is not None:
-            annotations[LAUNCHER_ANNOTATION] = self.cluster.launcher
+            metadata["annotations"] = {LAUNCHER_ANNOTATION: self.cluster.launcher}
         return pod_template(
             self.supervisor,
             container={
@@ -366,13 +368,10 @@ class Manifests:
                 "env": _env({}),
                 "ports": [_container_port("link", LINK_PORT)],
                 "resources": self._supervisor_resources(),
-                "volumeMounts": [*self._mounts(), *mounts],
+                "volumeMounts": _mounts(volumes),
             },
-            volumes=[*self._volumes(), *volumes],
-            metadata={
-                "labels": {**self._labels(), ROLE_LABEL: SUPERVISOR},
-                **({"annotations": annotations} if annotations else {}),
-            },
+            volumes=volumes,
+            metadata=metadata,
             spec={"terminationGracePeriodSeconds": self.cluster.grace_s},
             moves=self._is_repeatable(),
         )
@@ -395,7 +394,7 @@ class Manifests:
             "name": NODE,
             "command": [f"{MOUNTS}/trust/pod.py"],
             "env": _env(env),
-            "volumeMounts": self._mounts(),
+            "volumeMounts": _mounts(self._volumes()),
         }
         if ports := _ports(group):
             container["ports"] = [_container_port(f"p{port}", port) for port in ports]
@@ -411,7 +410,13 @@ class Manifests:
             words = (each.together for group in self.groups for each in group.executables)
             number = [*dict.fromkeys(filter(None, words))].index(executable.together)
             labels[TOGETHER_LABEL] = str(number)
-            spec["affinity"] = self._affinity(labels[TOGETHER_LABEL])
+            ours = {RUN_LABEL: self._names.run, TOGETHER_LABEL: labels[TOGETHER_LABEL]}
+            term = {
+                "labelSelector": {"matchLabels": ours},
+                "topologyKey": "kubernetes.io/hostname",
+            }
+            required = "requiredDuringSchedulingIgnoredDuringExecution"
+            spec["affinity"] = {"podAffinity": {required: [term]}}
         return pod_template(
             group.pod,
             container=container,
@@ -432,71 +437,44 @@ class Manifests:
                 wait_s += self.cluster.launcher_silence_s + max(self.cluster.notice_s, 0.0)
         return wait_s
 
-    def _affinity(self, together: str) -> dict[str, Any]:
-        term = {
-            "labelSelector": {
-                "matchLabels": {RUN_LABEL: self._names.run, TOGETHER_LABEL: together}
-            },
-            "topologyKey": "kubernetes.io/hostname",
-        }
-        return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-
     # Volumes
 
-    def _volumes(self) -> list[dict[str, Any]]:
+    def _volumes(self) -> dict[str, dict[str, Any]]:
+        """Returns the volumes of all pods by name."""
         trust = {"secretName": self._names.trust, "defaultMode": _READABLE}
-        return [
-            {"name": "tmp", "emptyDir": {}},
-            {"name": "shm", "emptyDir": {"medium": "Memory"}},
-            {"name": "trust", "secret": trust},
-        ]
+        return {
+            "tmp": {"emptyDir": {}},
+            "shm": {"emptyDir": {"medium": "Memory"}},
+            "trust": {"secret": trust},
+        }
 
-    def _mounts(self) -> list[dict[str, Any]]:
-        return [
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - of the pod alone
-            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - as above
-            _ours("trust"),
-        ]
-
-    def _supervisor_volumes(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        order = {"secretName": self._names.order, "defaultMode": _READABLE}
+    def _supervisor_volumes(self) -> dict[str, dict[str, Any]]:
         told = {"seen": LAUNCHER_ANNOTATION, "stacks": STACKS_ANNOTATION}
         items = [
             {"path": path, "fieldRef": {"fieldPath": f"metadata.annotations['{annotation}']"}}
             for path, annotation in told.items()
         ]
-        volumes: list[dict[str, Any]] = [
-            {"name": "order", "secret": order},
-            {"name": "launcher", "downwardAPI": {"items": items}},
-        ]
+        volumes: dict[str, dict[str, Any]] = {
+            **self._volumes(),
+            "order": {"secret": {"secretName": self._names.order, "defaultMode": _READABLE}},
+            "launcher": {"downwardAPI": {"items": items}},
+        }
         if isinstance(self.files.place, WorkVolume):
-            volumes.append({"name": "work", **self.files.place.volume})
+            volumes["work"] = {**self.files.place.volume}
         elif parts := self._parts():
             sources = [{"secret": {"name": self._names.work(i)}} for i in range(len(parts))]
-            volumes.append(
-                {"name": "work", "projected": {"sources": sources, "defaultMode": _READABLE}}
-            )
-        return volumes, [_ours(each["name"]) for each in volumes]
+            volumes["work"] = {"projected": {"sources": sources, "defaultMode": _READABLE}}
+        return volumes
 
 
 def _group_mistakes(group: Group) -> Iterator[str]:
     first, *others = group.executables
-    own = "give these nodes labels of their own"
-    for each in others:
-        if each.resources != first.resources:
-            wishes = f"{str(first.resources) or 'none'}; {str(each.resources) or 'none'}"
-            yield (
-                f"{first.name} and {each.name} ask for different resources ({wishes}), but on "
-                f"Kubernetes all pods of a group are alike; {own}"
-            )
-            break
-    for each in others:
-        if each.together != first.together:
-            yield (
-                f"{first.name} and {each.name} are to run together with different nodes, but on "
-                f"Kubernetes all pods of a group are alike; {own}"
-            )
-            break
+    how = "but on Kubernetes all pods of a group are alike; give these nodes labels of their own"
+    if (odd := next((n for n in others if n.resources != first.resources), None)) is not None:
+        wishes = f"{str(first.resources) or 'none'}; {str(odd.resources) or 'none'}"
+        yield f"{first.name} and {odd.name} ask for different resources ({wishes}), {how}"
+    if (odd := next((n for n in others if n.together != first.together), None)) is not None:
+        yield f"{first.name} and {odd.name} are to run together with different nodes, {how}"
     for each in group.executables:
         gpu = each.resources.gpu
         if gpu is not None and not float(gpu).is_integer():
@@ -524,8 +502,13 @@ def _container_port(name: str, port: int) -> dict[str, Any]:
     return {"name": name, "containerPort": port, "protocol": "TCP"}
 
 
-def _ours(name: str) -> dict[str, Any]:
-    return {"name": name, "mountPath": f"{MOUNTS}/{name}", "readOnly": True}
+def _mounts(volumes: Iterable[str]) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "mountPath": _PATHS[name]}
+        if name in _PATHS
+        else {"name": name, "mountPath": f"{MOUNTS}/{name}", "readOnly": True}
+        for name in volumes
+    ]
 
 
 def _env(values: Mapping[str, str]) -> list[dict[str, Any]]:

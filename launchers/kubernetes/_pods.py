@@ -317,7 +317,7 @@ def pod_template(
     options: PodOptions,
     *,
     container: Mapping[str, Any],
-    volumes: Sequence[Mapping[str, Any]],
+    volumes: Mapping[str, Mapping[str, Any]],
     metadata: Mapping[str, Any],
     spec: Mapping[str, Any],
     moves: bool,
@@ -327,7 +327,7 @@ def pod_template(
     Args:
         options: What the user wants.
         container: The only one, with the launcher's settings; its command lacks the interpreter.
-        volumes: The launcher's own.
+        volumes: The launcher's own, by name.
         metadata: Labels and annotations.
         spec: The launcher's settings of the pod.
         moves: Whether a new pod replaces it if its machine is lost.
@@ -385,7 +385,7 @@ def pod_template(
             **{name: value for name, value in wishes.items() if value},
             "containers": [main],
             "volumes": [
-                *(each for each in volumes if each["name"] in mounted),
+                *({"name": name, **volumes[name]} for name in volumes if name in mounted),
                 *({"name": name, **each.source} for name, each in given.items()),
             ],
         },

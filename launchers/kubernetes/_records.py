@@ -265,10 +265,8 @@ class RecordReader:
         if (parts := _PIECE.fullmatch(rest)) is None:
             return None
         index, count = int(parts[1]), int(parts[2])
-        if index == 1:
-            self._pieces = []
-        elif not is_next:
-            self._pieces = []  # incomplete for good
+        if index == 1 or not is_next:
+            self._pieces = []  # what was there is incomplete for good
         if index != len(self._pieces) + 1:
             return []
         self._pieces.append(parts[3])
@@ -277,14 +275,7 @@ class RecordReader:
         text, self._pieces = "".join(self._pieces), []
         try:
             return [self._decode(kind, text)]
-        except (
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ):
+        except Exception:  # noqa: BLE001 - any process may print what looks like a record
             return [Note(f"a record of the log cannot be read: {kind} {text[:200]}")]
 
     def _decode(self, kind: str, text: str) -> Record:
