@@ -177,8 +177,6 @@ class KubernetesLauncher(Launcher):
             except ValueError as error:
                 yield str(error)
 
-    # The objects
-
     def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:
         """Returns why no objects can be made of it; what a cluster refuses is found by `start`."""
         labels = list(dict.fromkeys(each.label for each in executables))
@@ -324,8 +322,6 @@ class KubernetesLauncher(Launcher):
         script = _CREATE.format(**words, start=start)
         put(packed)
         return {**files, "create.sh": script.encode()}
-
-    # Runs
 
     def start(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:
         """Creates all objects; returns when all nodes are placed and their addresses are bound.

@@ -59,9 +59,6 @@ _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _SUPERVISOR_MIB = 1024
 
 
-# What is given
-
-
 @dataclass(frozen=True)
 class Cluster:
     """Settings of all objects of a run; `KubernetesLauncher` explains most of them.
@@ -94,9 +91,6 @@ class Group:
     label: str
     executables: tuple[Executable, ...]
     pod: PodOptions
-
-
-# What is made
 
 
 def owned(obj: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,8 +182,6 @@ class Manifests:
         size = _PART_BYTES if len(blob) <= _MOST_IN_SMALL_PARTS else _LARGE_PART_BYTES
         return [blob[start : start + size] for start in range(0, len(blob), size)]
 
-    # Metadata
-
     def _object(
         self,
         api_version: str,
@@ -233,8 +225,6 @@ class Manifests:
             return text
         counts = Counter(each.label for each in executables)
         return json.dumps({**head, "groups": counts, "version": __version__})
-
-    # Objects
 
     def _job(self, name: str, labels: Mapping[str, str], spec: dict[str, Any]) -> dict[str, Any]:
         job = self._object("batch/v1", "Job", name, {**labels, **self._queue_label()})
@@ -314,8 +304,6 @@ class Manifests:
                 "ingress": [{"from": [{"podSelector": ours}]}],
             },
         }
-
-    # Jobs
 
     def _supervisor_job(self) -> dict[str, Any]:
         repeatable = self._is_repeatable()
@@ -436,8 +424,6 @@ class Manifests:
             if self.cluster.launcher_silence_s is not None:
                 wait_s += self.cluster.launcher_silence_s + max(self.cluster.notice_s, 0.0)
         return wait_s
-
-    # Volumes
 
     def _volumes(self) -> dict[str, dict[str, Any]]:
         """Returns the volumes of all pods by name."""

@@ -45,9 +45,6 @@ _MACHINE_LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable
 _WITHOUT_MACHINE_S = 30
 
 
-# What users write
-
-
 @dataclass(frozen=True)
 class Volume:
     """A volume of the cluster in a pod.
@@ -308,9 +305,6 @@ def _kind(value: object) -> str:
     if isinstance(value, Mapping):
         return "a dict"
     return "a list" if _is_list(value) else f"a value like {value!r}"
-
-
-# Templates
 
 
 def pod_template(

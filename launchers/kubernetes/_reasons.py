@@ -244,9 +244,6 @@ def explained(
     return dataclasses.replace(result, failures=failures, restarts=restarts)
 
 
-# Fields
-
-
 def name_of(obj: Object) -> str:
     return str(obj["metadata"]["name"])
 

@@ -49,9 +49,6 @@ _STAMP = re.compile(
 _MAX_STRAYS = 10_000
 
 
-# The records
-
-
 @dataclass(frozen=True)
 class PrintedRecord:
     """A line that a node printed, with its end, or the supervisor, under the name `supervisor`."""
@@ -95,9 +92,6 @@ class Stacks:
 Record = PrintedRecord | Note | Up | StatusRecord | Stacks | ProgramEnd
 #: Those that are JSON, cut into pieces.
 _KINDS = {"up": Up, "status": StatusRecord, "stacks": Stacks, "end": ProgramEnd}
-
-
-# Writing
 
 
 class RecordWriter:
@@ -204,9 +198,6 @@ def _pieces(data: bytes) -> Iterator[bytes]:
     yield data[start:]
 
 
-# Reading
-
-
 class RecordReader:
     """Reads the log of one process; returns each record once, even if the log is read again."""
 
@@ -295,9 +286,6 @@ def _counted(lost: int) -> str:
 
 def _encoded(text: str) -> bytes:
     return text.encode(errors="surrogateescape")
-
-
-# The end as JSON
 
 
 def _seal(key: bytes, text: str) -> str:

@@ -56,8 +56,6 @@ class RunFolder:
         self.logs = path / "logs"
         self._run = path / "run"
 
-    # What is submitted
-
     def write_submission(self, files: Mapping[str, bytes]) -> None:
         """Makes the folder, with these files in it.
 
@@ -102,8 +100,6 @@ class RunFolder:
     def read_order(self) -> JobOrder:
         order: JobOrder = pickle.loads(pickle.loads(read_private(self.path / WORK))["order"])
         return order
-
-    # State of the run
 
     def begin(self, job: str) -> None:
         """Removes the files of an earlier run of the job; called when the job starts."""

@@ -33,9 +33,6 @@ _OVER = frozenset(
 )
 
 
-# Shapes
-
-
 @dataclass(frozen=True)
 class Component:
     """Hosts of one kind, which Slurm calls nodes, and the names of the executables on them.
@@ -153,9 +150,6 @@ def _devices(count: int, each: float) -> int:
     return math.ceil(count * each)
 
 
-# The script
-
-
 @dataclass(frozen=True)
 class Submission:
     """The user's options for the batch system, the same for all components.
@@ -268,9 +262,6 @@ def batch_script(
     return "\n".join(["#!/bin/sh", *lines, f"exec {shlex.quote(python)} {begin}", ""])
 
 
-# Hosts of an allocation
-
-
 def node_lists(environment: Mapping[str, str]) -> list[tuple[int | None, str]]:
     """Returns the hosts of this allocation as Slurm writes them, by component; None: the only one."""
     count = int(environment.get("SLURM_HET_SIZE") or 0)
@@ -307,9 +298,6 @@ def srun_command(
         "--job-name=agent",
         *command,
     ]
-
-
-# Answers
 
 
 @dataclass(frozen=True)
