@@ -566,16 +566,14 @@ def _with_ports(executables: Sequence[Executable]) -> list[Executable]:
 
 def _plan_of(found: Mapping[str, Any], launcher: str) -> tuple[LaunchPlan, LaunchOptions]:
     """Returns what is known of a run from outside: its nodes, without their work."""
-    listed = found.get("executables") or [
-        (label, replica, "") for label, count in found["groups"].items() for replica in range(count)
-    ]
+    # Runs of earlier versions list their nodes.
+    counts = found.get("groups") or Counter(row[0] for row in found["executables"])
     nothing = FrozenWork(b"", ())
     restart = RestartPolicy("on_failure" if found["begins_anew"] else "never")
     executables = tuple(
-        Executable(
-            str(label), int(replica), nothing, (), Resources(), str(description), restart=restart
-        )
-        for label, replica, description in listed
+        Executable(label, replica, nothing, (), Resources(), "", restart=restart)
+        for label, count in counts.items()
+        for replica in range(count)
     )
     plan = LaunchPlan(str(found["program"]), launcher, "pods of Kubernetes", executables)
     return plan, LaunchOptions(notice_s=float(found["notice_s"]))

@@ -59,7 +59,9 @@ class Names:
             )
         slugs = _slugs(labels, _MOST_OF_GROUP - len(run) - 1)
         groups = {label: f"{run}-{slug}" for label, slug in slugs.items()}
-        return cls(run, _label_value(program), groups, jobset)
+        if not _LABEL_VALUE.fullmatch(program):
+            program = _with_digest(program, _MOST_OF_LABEL, 0, "program")
+        return cls(run, program, groups, jobset)
 
     @property
     def supervisor(self) -> str:
@@ -137,12 +139,6 @@ def _slugs(labels: Iterable[str], room: int) -> dict[str, str]:
             slugs[label] = next(slug for slug in tries if slug not in taken)
             taken.add(slugs[label])
     return {label: slugs[label] for label in labels}
-
-
-def _label_value(text: str) -> str:
-    if _LABEL_VALUE.fullmatch(text):
-        return text
-    return _with_digest(text, _MOST_OF_LABEL, 0, "program")
 
 
 def _with_digest(text: str, room: int, attempt: int, otherwise: str) -> str:

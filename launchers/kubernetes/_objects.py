@@ -8,7 +8,6 @@ import base64
 import json
 import math
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,8 +41,6 @@ _PART_BYTES = 180_000
 #: Of more work than this, a Secret holds as much as fits into its 1 MiB: many objects are slow.
 _MOST_IN_SMALL_PARTS = 2_000_000
 _LARGE_PART_BYTES = 900_000
-#: Of one annotation; all of an object may have 256 KiB.
-_MOST_PLAN_BYTES = 200_000
 #: Kubernetes has no time window for failures, so the supervisor counts them and this is no limit.
 _MANY_RESTARTS = 1000
 #: How often a lost supervisor is replaced.
@@ -213,18 +210,14 @@ class Manifests:
         return {} if ttl_s is None else {"ttlSecondsAfterFinished": ttl_s}
 
     def _plan(self) -> str:
-        executables = [each for group in self.groups for each in group.executables]
-        head = {
+        plan = {
             "program": self.program,
             "notice_s": self.cluster.notice_s,
             "begins_anew": self._is_repeatable(),
+            "groups": {group.label: len(group.executables) for group in self.groups},
+            "version": __version__,
         }
-        rows = [[each.label, each.replica, each.description] for each in executables]
-        text = json.dumps({**head, "executables": rows, "version": __version__})
-        if len(text) <= _MOST_PLAN_BYTES:  # it is ASCII
-            return text
-        counts = Counter(each.label for each in executables)
-        return json.dumps({**head, "groups": counts, "version": __version__})
+        return json.dumps(plan)
 
     def _job(self, name: str, labels: Mapping[str, str], spec: dict[str, Any]) -> dict[str, Any]:
         job = self._object("batch/v1", "Job", name, {**labels, **self._queue_label()})

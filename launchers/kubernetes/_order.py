@@ -175,7 +175,7 @@ def pack(
             "else to put it: work=WorkVolume(...), a volume that this machine sees, too, or "
             "work=WorkStore(...), an object store"
         )
-    files["begin.py"] = _hearing(128 + signal.SIGTERM) + files["begin.py"]
+    files["begin.py"] = _HEAR.format(code=128 + signal.SIGTERM).encode() + files["begin.py"]
     order_files = {**files, "key": secrets.token_bytes(_KEY_BYTES)}
     return PackedRun(_trust(plan.program, order.names), order_files, blob, place, path)
 
@@ -184,19 +184,13 @@ def _trust(program: str, names: Names) -> dict[str, bytes]:
     # One certificate for all pods, because each pod may call each other one.
     services = [names.supervisor, *(f"*.{service}" for service in names.groups.values())]
     tls = Authority(program).issue(names.run, services)
+    hear = _HEAR.format(code=int(pod.MAY_COME_BACK))
     return {
         "authority.pem": tls.authority,
         "certificate.pem": tls.certificate,
         "key.pem": tls.key,
-        "pod.py": _hearing(pod.MAY_COME_BACK)
-        + Path(pod.__file__).read_bytes()
-        + f"\n\nmain({LOADER!r})\n".encode(),
+        "pod.py": f"{hear}{Path(pod.__file__).read_text()}\n\nmain({LOADER!r})\n".encode(),
     }
-
-
-def _hearing(code: int) -> bytes:
-    """Returns code that makes the first process of a pod exit with a code on SIGTERM."""
-    return _HEAR.format(code=int(code)).encode()
 
 
 def put(packed: PackedRun) -> None:
@@ -248,13 +242,11 @@ def _send(blob: bytes, url: str) -> None:
 def _without_url(error: Exception) -> str:
     """Returns what went wrong with a request, without its URL."""
     if isinstance(error, urllib.error.HTTPError):
-        known = [each.phrase for each in http.HTTPStatus if each == error.code]
-        return f"it answers HTTP {' '.join([str(error.code), *known])}"
-    if isinstance(error, urllib.error.URLError) and isinstance(error.reason, OSError):
-        error = error.reason
-    if isinstance(error, urllib.error.URLError) or not isinstance(error, OSError):
-        return f"{type(error).__name__}; is put= of WorkStore the URL of a server for HTTP?"
-    return str(error) or type(error).__name__
+        return f"it answers HTTP {error.code}"
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(reason, OSError):
+        return str(reason) or type(reason).__name__
+    return f"{type(error).__name__}; is put= of WorkStore the URL of a server for HTTP?"
 
 
 def take_back(packed: PackedRun) -> str:

@@ -397,30 +397,19 @@ def pod_template(
 
 
 def _tolerations(options: PodOptions, *, moves: bool) -> list[Mapping[str, Any]]:
-    if not moves:
-        return [*options.tolerations]
-    given: list[Any] = list(options.tolerations)  # not all users run mypy
+    given: list[Any] = [*options.tolerations]  # not all users run mypy
     known = {each.get("key") for each in given if isinstance(each, Mapping)}
-    ours = [
-        {
-            "key": key,
-            "operator": "Exists",
-            "effect": "NoExecute",
-            "tolerationSeconds": _WITHOUT_MACHINE_S,
-        }
-        for key in _MACHINE_LOST
-        if key not in known
-    ]
-    return [*options.tolerations, *ours]
+    for key in _MACHINE_LOST:
+        if moves and key not in known:
+            ours = {"key": key, "operator": "Exists", "effect": "NoExecute"}
+            given.append({**ours, "tolerationSeconds": _WITHOUT_MACHINE_S})
+    return given
 
 
 def _mount(name: str, volume: Volume) -> dict[str, Any]:
-    mount: dict[str, Any] = {"name": name, "mountPath": volume.mount}
-    if volume.read_only:
-        mount["readOnly"] = True
-    if volume.sub_path is not None:
-        mount["subPath"] = volume.sub_path
-    return mount
+    options = {"readOnly": volume.read_only, "subPath": volume.sub_path}
+    chosen = {option: value for option, value in options.items() if value not in (False, None)}
+    return {"name": name, "mountPath": volume.mount, **chosen}
 
 
 def _lost(template: Mapping[str, Any], patched: Mapping[str, Any], container: str) -> Iterator[str]:

@@ -193,19 +193,15 @@ class KubernetesProgram(ProgramElsewhere):
                         yield from _words(records or ())
 
     def _ask_supervisor(self, question: str) -> None:
-        pod = self._supervisor()
+        running = (pod for pod in reversed(self._supervisors()) if _reasons.is_running(pod))
+        if (pod := next(running, None)) is None:
+            raise LaunchError(f"no supervisor of the run {self.names.run} runs")
         word = {"metadata": {"annotations": {STACKS_ANNOTATION: question}}}
         self._api.patch("Pod", pod["metadata"]["name"], word)
 
     def _answer(self, question: str) -> Mapping[str, str] | None:
         found = self._stacks
         return found.texts if found is not None and found.question == question else None
-
-    def _supervisor(self) -> Json:
-        for pod in reversed(self._supervisors()):
-            if _reasons.is_running(pod):
-                return pod
-        raise LaunchError(f"no supervisor of the run {self.names.run} runs")
 
     def _supervisors(self) -> list[Json]:
         """Returns the pods of supervisors that have a log, the oldest first."""
@@ -252,7 +248,7 @@ class KubernetesProgram(ProgramElsewhere):
             try:
                 target()
             except Exception as error:  # noqa: BLE001 - the thread that decides raises it
-                self._events.put(functools.partial(_raise, error))
+                self._events.put(error)
 
         name = f"launchpad-{what}-{self.names.run}"
         thread = threading.Thread(target=run, name=name, daemon=True)
@@ -276,8 +272,10 @@ class KubernetesProgram(ProgramElsewhere):
 
     def _take_in(self, timeout_s: float) -> None:
         """Waits for news or requests from other threads, and takes one in."""
-        if (take_in := self._next(timeout_s)) is not None:
-            take_in(time.monotonic())
+        if (news := self._next(timeout_s)) is not None:
+            if isinstance(news, Exception):
+                raise news
+            news(time.monotonic())
             self._is_in_hurry = self._state.is_in_hurry
             if self._state.is_up:
                 self._is_known.set()
@@ -507,7 +505,10 @@ class KubernetesProgram(ProgramElsewhere):
                 self._put(self._state.note_caught_up, uid)
             for record in records or ():
                 if isinstance(record, PrintedRecord):
-                    self._show(record)
+                    if self._console is not None:
+                        self._console.show(record.node, record.data)
+                    if self._logs is not None and record.node in self._nodes:
+                        self._logs.write(record.node, record.data)
                 if isinstance(record, Stacks):
                     self._stacks = record
                 elif not isinstance(record, PrintedRecord) or record.node == SUPERVISOR:
@@ -569,12 +570,6 @@ class KubernetesProgram(ProgramElsewhere):
         is_same = pod is not None and pod["metadata"]["uid"] == uid
         return not is_same or pod is None or _reasons.has_ended(pod)
 
-    def _show(self, output: PrintedRecord) -> None:
-        if self._console is not None:
-            self._console.show(output.node, output.data)
-        if self._logs is not None and output.node in self._nodes:
-            self._logs.write(output.node, output.data)
-
     def _show_life(self) -> None:
         here = f"{socket.gethostname()}:{os.getpid()}"
         answers = True
@@ -600,10 +595,6 @@ def _is_orphan(obj: Json) -> bool:
     """Returns whether an object stays when the first one of the run is deleted."""
     meta = obj["metadata"]
     return not meta.get("ownerReferences") and "deletionTimestamp" not in meta
-
-
-def _raise(error: Exception, now: float) -> None:  # noqa: ARG001 - as all that is taken in
-    raise error
 
 
 def _words(records: Iterable[Record]) -> Iterator[tuple[str, bytes]]:

@@ -103,7 +103,8 @@ def loss_of(pod: Object, events: Sequence[Object]) -> str | None:
     status = pod.get("status", {})
     ended = _ended(pod)
     if ended.get("reason") == "OOMKilled":
-        limit = _memory_limit(pod)
+        container = _own(pod, pod.get("spec", {}).get("containers") or ())
+        limit = container.get("resources", {}).get("limits", {}).get("memory")
         return f"was killed: out of memory ({f'limit {limit}' if limit else 'it had no limit'})"
     message = _flat(status.get("message", ""))
     if status.get("reason") == "Evicted":
@@ -128,7 +129,8 @@ def is_loss(event: Object, pod: Object) -> bool:
     if event.get("reason") not in LOST_MACHINE:
         return False
     since = str(condition(pod, "Ready").get("lastTransitionTime", ""))
-    return not is_ready(pod) or _time_of(event) > since
+    at = str(event.get("lastTimestamp") or event.get("eventTime") or "")
+    return not is_ready(pod) or at > since
 
 
 def _exit(ended: Object) -> str:
@@ -276,10 +278,6 @@ def is_ready(pod: Object) -> bool:
     return bool(condition(pod, "Ready").get("status") == "True")
 
 
-def _time_of(event: Object) -> str:
-    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
-
-
 def _containers(pod: Object) -> list[Mapping[str, Any]]:
     status = pod.get("status", {})
     return [
@@ -301,11 +299,6 @@ def _state(pod: Object) -> Object:
 
 def _ended(pod: Object) -> Object:
     return _state(pod).get("terminated") or {}
-
-
-def _memory_limit(pod: Object) -> str:
-    container = _own(pod, pod.get("spec", {}).get("containers") or ())
-    return str(container.get("resources", {}).get("limits", {}).get("memory", ""))
 
 
 def failed_indexes(job: Object) -> Iterator[int]:

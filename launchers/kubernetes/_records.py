@@ -235,8 +235,8 @@ class RecordReader:
             found = self._read(kind, rest, number == self._last + 1)
             if found is not None:
                 lost, self._last = number - self._last - 1, number
-                gap = [Note(f"{_counted(lost)} lost")] if lost else []
-                return [*gap, *found]
+                lines = "1 line of the log was" if lost == 1 else f"{lost} lines of the log were"
+                return [Note(f"{lines} lost"), *found] if lost else found
         if stamped is not None:
             if line in self._strays:
                 return []
@@ -278,10 +278,6 @@ class RecordReader:
             )
         record: Record = from_json(_KINDS[kind], json.loads(text), is_trusted=is_ours)
         return record
-
-
-def _counted(lost: int) -> str:
-    return "1 line of the log was" if lost == 1 else f"{lost} lines of the log were"
 
 
 def _encoded(text: str) -> bytes:

@@ -119,10 +119,6 @@ class Sight:
         told = (each for each in self.events_of(pod) if each.get("reason") == AWAY)
         return self.is_there(pod) and any(is_loss(each, pod) for each in told)
 
-    def is_leaving(self, pod: Object) -> bool:
-        """Returns whether a pod is to end, and has not."""
-        return "deletionTimestamp" in pod["metadata"] and self.is_there(pod)
-
     def node(self, pod: Object) -> str:
         """Returns the name of the node of a pod, or `supervisor`."""
         if is_supervisor(pod):

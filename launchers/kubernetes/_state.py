@@ -175,7 +175,7 @@ class RunState:
         if change != "LISTED" and obj["kind"] == "Pod":
             uid = obj["metadata"]["uid"]
             leaving = self._leaving.pop(uid, _LeavingPod(obj, now, now + self._timing.stuck_s))
-            if self.sight.is_leaving(obj):
+            if "deletionTimestamp" in obj["metadata"] and self.sight.is_there(obj):
                 leaving.pod = obj
                 self._leaving[uid] = leaving
 
@@ -241,7 +241,8 @@ class RunState:
         if now >= self._tell_at:
             self._tell_waits(now)
         if self._notices.is_due(now):
-            self._notices.look(self._waited_for(), now)
+            over = ("pending", "ended", "failed")
+            self._notices.look({n.name: True for n in self.nodes if n.state not in over}, now)
         result = self._look_at_leaving(now) or self._verdict(now) or self._too_late(now)
         if result is None and now >= self._ask_at:
             self._ask_for_end(now)
@@ -255,8 +256,9 @@ class RunState:
         # Changes of pods may arrive later than those of Jobs, and later than the log.
         is_settled = now >= self._over_at + self._timing.settle_s
         if self.end is not None:
-            if now < self._explain_limit and self._is_unexplained(self.end):
-                return None
+            lost = {each.host for each in self.end.result.failures if each.host_lost}
+            if now < self._explain_limit and not lost <= self.sight.losses.keys():
+                return None  # the cluster may still say what became of a lost pod
             self._explain_limit = math.inf
             # If the cluster ended the program, the cluster may be about to start it again.
             is_foreign = self.end.result.signum == signal.SIGTERM and self.stop is None
@@ -266,11 +268,6 @@ class RunState:
         if is_settled and (self._is_log_over or self._followed is None):
             return self._lost()
         return None
-
-    def _is_unexplained(self, end: ProgramEnd) -> bool:
-        """Returns whether the cluster may still say what became of a lost pod."""
-        losses = self.sight.losses
-        return any(each.host_lost and not losses.get(each.host) for each in end.result.failures)
 
     def _result_of(self, end: ProgramEnd) -> ProgramResult:
         result = _reasons.explained(end.result, self.sight.losses, self.sight.machine)
@@ -512,13 +509,6 @@ class RunState:
             if fresh:
                 new[what] = fresh
         return new
-
-    def _waited_for(self) -> dict[str, bool]:
-        return {
-            each.name: True
-            for each in self.nodes
-            if each.state not in ("pending", "ended", "failed")
-        }
 
 
 def _grace_of(pod: Json) -> float:

@@ -55,7 +55,10 @@ _LOG_S = 10.0
 
 def main(folder: str, members: dict[str, bytes]) -> int:
     """Runs the program and returns the exit code of the pod."""
-    records = RecordWriter(_records_descriptor(), (Path(folder) / "key").read_bytes())
+    # For records alone. All other output goes to the other stream.
+    descriptor = os.dup(1)
+    os.dup2(2, 1)
+    records = RecordWriter(descriptor, (Path(folder) / "key").read_bytes())
     order: PodOrder = pickle.loads(members["order"])
     signals = StopSignals()
     # Kubernetes does not send a log before its first line, and a process that waits for the log would
@@ -78,13 +81,6 @@ def main(folder: str, members: dict[str, bytes]) -> int:
     if supervision.comes_back() and result.outcome is Outcome.INTERRUPTED:
         return _ENDED_FROM_OUTSIDE
     return 0 if result.outcome in (Outcome.COMPLETED, Outcome.STOPPED) else FAILED
-
-
-def _records_descriptor() -> int:
-    """Returns a descriptor for records alone; all other output goes to the other stream."""
-    descriptor = os.dup(1)
-    os.dup2(2, 1)
-    return descriptor
 
 
 class _Supervision:
@@ -213,7 +209,10 @@ class _Pace:
         self._shown_at = -math.inf
 
     def allows(self, status: Sequence[NodeStatus], awaited: Sequence[str], now: float) -> bool:
-        outline = [*map(_outline, status), awaited]
+        outline = [
+            *((n.name, n.state, n.pid, n.restarts, n.memory_mib is None) for n in status),
+            awaited,
+        ]
         size = _NODE_BYTES * len(status)
         # Half the allowed rate, so that room is left for changes.
         is_old = now >= self._shown_at + max(_STATUS_S, 2 * size / _STATUS_RATE)
@@ -225,11 +224,6 @@ class _Pace:
         self._printed_bytes += size
         self._shown, self._shown_at = outline, now
         return True
-
-
-def _outline(status: NodeStatus) -> tuple[object, ...]:
-    is_measured = status.memory_mib is not None
-    return status.name, status.state, status.pid, status.restarts, is_measured
 
 
 def _read(path: Path) -> str:

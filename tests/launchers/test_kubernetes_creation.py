@@ -529,8 +529,8 @@ def store() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("STORE/forbidden?geheim", "it answers HTTP 403 Forbidden"),
-        ("STORE/moved?geheim", "it answers HTTP 302 Found"),
+        ("STORE/forbidden?geheim", "it answers HTTP 403"),
+        ("STORE/moved?geheim", "it answers HTTP 302"),
         ("STORE/strange?geheim", "BadStatusLine; is put= of WorkStore the URL of"),
         ("STORE/silent?geheim", "closed connection without response"),
         ("http://127.0.0.1:9/?geheim", "Connection refused"),

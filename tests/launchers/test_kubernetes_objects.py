@@ -611,15 +611,7 @@ def test_without_work_nothing_is_mounted_for_it() -> None:
     assert not [each for each in objects if "work" in each["metadata"]["name"]]
 
 
-def test_the_plan_of_a_large_program_is_cut_to_its_groups() -> None:
-    plan = json.loads(made(group("actor", 2))[0]["metadata"]["annotations"]["launchpad-lite/plan"])
-    assert plan == {
-        "program": "program",
-        "notice_s": 10.0,
-        "begins_anew": False,
-        "executables": [["actor", 0, "CourierNode(actor)"], ["actor", 1, "CourierNode(actor)"]],
-        "version": "1.2.3",
-    }
+def test_the_first_object_says_what_the_run_consists_of() -> None:
     large = made(group("actor", 900, description="é" * 200))
     plan = json.loads(large[0]["metadata"]["annotations"]["launchpad-lite/plan"])
     assert plan == {
