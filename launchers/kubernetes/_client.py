@@ -72,8 +72,7 @@ class ApiError(LaunchError):
         said: The server's own words: a text for each field that it named.
         attempts: How often the request was sent; 0 if that is not known.
         asked_s: The pause that the server asks for.
-        is_final: Whether the server refuses only this request. A server that has just started
-            refuses all requests.
+        is_final: Whether only this request is refused: a server that has just started refuses all.
     """
 
     def __init__(

@@ -27,13 +27,10 @@ _TAKEN = re.compile(r"supervisor|order|trust|work-\d+")
 
 @dataclass(frozen=True)
 class Names:
-    """The names of one run.
+    """The names of one run, by the label of each group.
 
-    Attributes:
-        run: Name of the run: of its first object, and of the supervisor's Service.
-        program: Name of the program as the value of a label.
-        groups: Name of Job and Service, by label of the group.
-        jobset: Whether the Jobs are made by a JobSet, which names them by its own rules.
+    The first object and the supervisor's Service have that of the run. A JobSet names its Jobs by
+    rules of its own.
     """
 
     run: str

@@ -90,17 +90,10 @@ class KubernetesProgram(ProgramElsewhere):
     ) -> None:
         """Prepares to watch it; closes the API in the end.
 
-        Args:
-            plan: Work is not needed.
-            options: Options of the launch.
-            api: The cluster.
-            names: Of the objects.
-            key: For the seal of its end; None: nothing of the cluster is unpickled.
-            limits: Time limits; of a run that was launched elsewhere, only the notice is known.
-            is_launch: Whether this process tells what happens, and removes what is left.
-            log_dir: Where to keep the output of the nodes; None: nowhere.
-            take_back: Removes work outside of the cluster; returns what is left of it, for people.
-            timing: Other limits, and pauses.
+        The `key` is for the seal of the end; without it, nothing of the cluster is unpickled. The
+        process that launched the run tells what happens, and removes what is left. `take_back`
+        removes work outside of the cluster, and returns what is left of it, for people. Of a run
+        that was launched elsewhere, only the notice of the `limits` is known.
         """
         tells = is_launch and not options.quiet
         super().__init__(plan, options, log_dir, is_launch=is_launch, tells_logs=tells)
@@ -379,7 +372,6 @@ class KubernetesProgram(ProgramElsewhere):
                 if state.is_in_hurry and not self._is_killed:
                     forced = self._kill_pods()
                 left, failure = self._left(), None
-                self._hasten(left)
             except ApiError as error:
                 failure = error
             now = time.monotonic()
@@ -451,7 +443,10 @@ class KubernetesProgram(ProgramElsewhere):
         return self._api.delete(kind, name, grace_s=grace_s, patience_s=self._timing.patience_s)
 
     def _left(self) -> list[Json]:
-        """Returns the objects that exist and are not hidden; deletes those without an owner."""
+        """Returns the objects that exist and are not hidden; deletes those without an owner.
+
+        Before the program is up, it shortens the end of pods: one that just began may miss SIGTERM.
+        """
         found = self._list("Pod") + self._list("Job")
         orphans = [each for each in found if _is_orphan(each)]
         self._has_orphans |= bool(orphans)
@@ -463,6 +458,9 @@ class KubernetesProgram(ProgramElsewhere):
             if _is_orphan(each):
                 with self._hiding(each["kind"]):
                     self._delete(each["kind"], each["metadata"]["name"])
+            grace_s = each["metadata"].get("deletionGracePeriodSeconds", math.inf)
+            if each["kind"] == "Pod" and grace_s > _SOON_S and not self._state.is_up:
+                self._delete("Pod", each["metadata"]["name"], _SOON_S)
         return [each for each in found if each["kind"] not in self._hidden]
 
     @contextlib.contextmanager
@@ -474,13 +472,6 @@ class KubernetesProgram(ProgramElsewhere):
             if not error.is_final or kind not in _OTHER_KINDS:
                 raise
             self._hidden.add(kind)
-
-    def _hasten(self, left: Sequence[Json]) -> None:
-        """Shortens the end of pods before the program is up: a pod that just began may miss SIGTERM."""
-        for each in left:
-            grace_s = each["metadata"].get("deletionGracePeriodSeconds", math.inf)
-            if each["kind"] == "Pod" and grace_s > _SOON_S and not self._state.is_up:
-                self._delete("Pod", each["metadata"]["name"], _SOON_S)
 
     # Other threads
 

@@ -2,30 +2,10 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from launchers.kubernetes import _reasons
 from launchers.kubernetes._agreed import STOP_ANNOTATION, SUPERVISOR
 from launchers.kubernetes._client import ChangeKind, Json
 from launchers.kubernetes._names import Names
-from launchers.kubernetes._reasons import (
-    AWAY,
-    LOST_MACHINE,
-    Object,
-    condition,
-    created,
-    failed_indexes,
-    has_ended,
-    host_of,
-    is_loss,
-    is_over,
-    is_ready,
-    is_running,
-    is_supervisor,
-    loss_of,
-    machine_of,
-    name_of,
-    said,
-    wait_of,
-    wait_of_job,
-)
 from launchpad_lite.launching import NodeStatus
 
 #: Reason in the status of a Job that exceeded its time limit.
@@ -87,14 +67,14 @@ class Sight:
         uid = pod["metadata"]["uid"]
         before = self._pods.get(uid)
         self._pods[uid] = pod
-        if is_supervisor(pod):
+        if _reasons.is_supervisor(pod):
             self._supervisors[uid] = pod
         if change == "DELETED":
             self._gone.add(uid)
-        if is_ready(pod) and before is not None and not is_ready(before):
+        if _reasons.is_ready(pod) and before is not None and not _reasons.is_ready(before):
             # The machine was away only for a moment. That does not explain later events.
-            told = self._events.get(name_of(pod), [])
-            told[:] = [each for each in told if each.get("reason") not in LOST_MACHINE]
+            told = self._events.get(_reasons.name_of(pod), [])
+            told[:] = [each for each in told if each.get("reason") not in _reasons.LOST_MACHINE]
 
     # Pods
 
@@ -104,44 +84,56 @@ class Sight:
 
         def age(pod: Json) -> tuple[str, bool, bool]:
             # Times have whole seconds; of those that are alike, the newest was seen last.
-            return created(pod), not self.is_gone(pod), "deletionTimestamp" not in pod["metadata"]
+            return (
+                _reasons.created(pod),
+                not self.is_gone(pod),
+                "deletionTimestamp" not in pod["metadata"],
+            )
 
         return max(reversed(self._supervisors.values()), key=age, default=None)
 
-    def is_gone(self, pod: Object) -> bool:
+    def is_gone(self, pod: Json) -> bool:
         return pod["metadata"]["uid"] in self._gone
 
-    def is_there(self, pod: Object) -> bool:
-        return not self.is_gone(pod) and not has_ended(pod)
+    def is_there(self, pod: Json) -> bool:
+        return not self.is_gone(pod) and not _reasons.has_ended(pod)
 
-    def is_away(self, pod: Object) -> bool:
+    def is_away(self, pod: Json) -> bool:
         """Returns whether the cluster gets no signal from the machine of a pod that is there."""
-        told = (each for each in self.events_of(pod) if each.get("reason") == AWAY)
-        return self.is_there(pod) and any(is_loss(each, pod) for each in told)
+        told = (each for each in self.events_of(pod) if each.get("reason") == _reasons.AWAY)
+        return self.is_there(pod) and any(_reasons.is_loss(each, pod) for each in told)
 
-    def node(self, pod: Object) -> str:
+    def node(self, pod: Json) -> str:
         """Returns the name of the node of a pod, or `supervisor`."""
-        if is_supervisor(pod):
+        if _reasons.is_supervisor(pod):
             return SUPERVISOR
-        return self._nodes.get(host_of(pod), host_of(pod))
+        return self._nodes.get(_reasons.host_of(pod), _reasons.host_of(pod))
 
     def pods_of_nodes(self) -> list[Json]:
         """Returns the pods of nodes, those that are gone, too, the oldest first."""
         # A server lists them in the order of their names, which says nothing.
-        return sorted((pod for pod in self._pods.values() if not is_supervisor(pod)), key=created)
+        return sorted(
+            (pod for pod in self._pods.values() if not _reasons.is_supervisor(pod)),
+            key=_reasons.created,
+        )
 
     def machine(self, host: str) -> str:
         """Returns the last known machine of the pods with a host name."""
         pods = reversed(self.pods_of_nodes())
-        return next(filter(None, (machine_of(pod) for pod in pods if host_of(pod) == host)), "")
+        return next(
+            filter(
+                None, (_reasons.machine_of(pod) for pod in pods if _reasons.host_of(pod) == host)
+            ),
+            "",
+        )
 
-    def events_of(self, pod: Object) -> Sequence[Json]:
+    def events_of(self, pod: Json) -> Sequence[Json]:
         """Returns the warnings about a pod, the latest last."""
-        return self._events.get(name_of(pod), ())
+        return self._events.get(_reasons.name_of(pod), ())
 
-    def loss_of(self, pod: Object) -> str | None:
+    def loss_of(self, pod: Json) -> str | None:
         """Returns how a pod was lost; None if it is well or ended as it should."""
-        return loss_of(pod, self.events_of(pod))
+        return _reasons.loss_of(pod, self.events_of(pod))
 
     # What they wait for
 
@@ -156,18 +148,18 @@ class Sight:
         for uid, pod in self._pods.items():
             if uid in self._gone or pod["metadata"].get("deletionTimestamp"):
                 continue
-            if not has_ended(pod):
-                present.add(host_of(pod))
-            if (wait := wait_of(pod, self.events_of(pod))) is not None:
+            if not _reasons.has_ended(pod):
+                present.add(_reasons.host_of(pod))
+            if (wait := _reasons.wait_of(pod, self.events_of(pod))) is not None:
                 found.setdefault(wait, []).append(self.node(pod))
         for pod, loss in self._lost():
-            if self.node(pod) in self._movable and host_of(pod) not in present:
+            if self.node(pod) in self._movable and _reasons.host_of(pod) not in present:
                 nodes = found.setdefault(f"another pod; the last one {loss}", [])
                 if self.node(pod) not in nodes:  # several of its pods may have gone the same way
                     nodes.append(self.node(pod))
         for name, job in self.jobs.items():
-            wait = wait_of_job(job, self._events.get(name, ()))
-            if wait is not None and not is_over(job):
+            wait = _reasons.wait_of_job(job, self._events.get(name, ()))
+            if wait is not None and not _reasons.is_over(job):
                 label = self._labels.get(name)
                 missing = [
                     node
@@ -182,20 +174,22 @@ class Sight:
         found: dict[str, list[str]] = {}
         for pod, loss in self._lost():
             if self.node(pod) not in self._movable:
-                found.setdefault(f"its pod {host_of(pod)} {loss}", []).append(self.node(pod))
+                found.setdefault(f"its pod {_reasons.host_of(pod)} {loss}", []).append(
+                    self.node(pod)
+                )
         for pod in self._pods.values():
             if self.is_away(pod):
                 # Perhaps only the kubelet is silent, and the pod continues.
-                what = f"the cluster gets no signal from the machine {machine_of(pod)}"
+                what = f"the cluster gets no signal from the machine {_reasons.machine_of(pod)}"
                 found.setdefault(what, []).append(self.node(pod))
         return found
 
     def missing(self) -> list[str]:
         """Returns nodes of which no pod runs."""
         running = {
-            host_of(pod)
+            _reasons.host_of(pod)
             for uid, pod in self._pods.items()
-            if uid not in self._gone and is_running(pod)
+            if uid not in self._gone and _reasons.is_running(pod)
         }
         return [node for host, node in self._nodes.items() if host not in running]
 
@@ -222,7 +216,9 @@ class Sight:
     def is_over(self) -> bool:
         """Whether there will be no other pod of the supervisor."""
         name = self._names.supervisor_job
-        return name in self._deleted_jobs or (name in self.jobs and is_over(self.jobs[name]))
+        return name in self._deleted_jobs or (
+            name in self.jobs and _reasons.is_over(self.jobs[name])
+        )
 
     def _lost(self) -> Iterator[tuple[Json, str]]:
         """Yields pods of nodes that ended and should not have, each with how it ended."""
@@ -238,7 +234,7 @@ class Sight:
         found: dict[str, list[str]] = {}
         for pod in self.pods_of_nodes():
             if (loss := self.loss_of(pod)) is not None:
-                found.setdefault(host_of(pod), []).append(loss)
+                found.setdefault(_reasons.host_of(pod), []).append(loss)
         return found
 
     def failed(self) -> dict[str, Json]:
@@ -246,18 +242,20 @@ class Sight:
         given_up = {
             host
             for name, job in self.jobs.items()
-            for host in (f"{name}-{index}" for index in failed_indexes(job))
+            for host in (f"{name}-{index}" for index in _reasons.failed_indexes(job))
             if host in self._nodes
         }
-        return {self.node(pod): pod for pod in self.pods_of_nodes() if host_of(pod) in given_up}
+        return {
+            self.node(pod): pod for pod in self.pods_of_nodes() if _reasons.host_of(pod) in given_up
+        }
 
     def interruption(self, reason: str) -> str:
         """Adds to the supervisor's reason of an end what the cluster knows of it."""
         job = self.jobs.get(self._names.supervisor_job, {})
         # The first is there before its pods have ended, the second after that.
-        for end in (condition(job, "FailureTarget"), condition(job, "Failed")):
+        for end in (_reasons.condition(job, "FailureTarget"), _reasons.condition(job, "Failed")):
             if end.get("reason") == _TOO_LONG and end.get("status") == "True":
-                return f"{reason}: it has run for as long as max_run_s says ({said(end)})"
+                return f"{reason}: it has run for as long as max_run_s says ({_reasons.said(end)})"
         if self._names.supervisor_job in self._deleted_jobs:
             return f"{reason}: the run was deleted"
         for host, node in self._nodes.items():
@@ -269,4 +267,4 @@ class Sight:
         loss = self.loss_of(pod)
         if loss is None and "deletionTimestamp" in pod["metadata"]:
             loss = "was deleted"  # and ended in order
-        return f"{reason}: its supervisor's pod {name_of(pod)} {loss}" if loss else reason
+        return f"{reason}: its supervisor's pod {_reasons.name_of(pod)} {loss}" if loss else reason

@@ -12,15 +12,13 @@ class Timing:
     Pauses between attempts grow from the first to the longest one.
 
     Attributes:
-        attempts: How often a request is sent. This takes some 12 s: time for a server to restart, or
-            for another one to take over.
+        attempts: How often a request is sent. This takes some 12 s: time for a server to restart,
+            or for another one to take over.
         watch_silence_s: Time without data after which a watch counts as broken.
         log_silence_s: Time after which a silent log is read again: its connection may be gone.
         look_s: Pause between looks at objects that remain, or whose creation was interrupted.
-        beat_s: Time between two signs of life of the launching process.
         gone_s: Time that deleted objects may take to disappear.
-        explain_s: Time within which a cluster tells how a lost pod ended, if the pod's machine is not
-            lost as well.
+        explain_s: Time within which a cluster tells how a lost pod ended.
         settle_s: Time after the end of a run in which the last changes of its pods arrive.
         patience_s: Time for which the deciding thread repeats one request. Then it first looks
             whether the user has asked for a faster end.

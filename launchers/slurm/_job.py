@@ -62,14 +62,10 @@ class Allocation:
         """The hosts, with what was asked for on each."""
         found = []
         for name, (group, _) in self._places.items():
-            component = self._component(group)
-            found.append(
-                HostSpec(name)
-                if component is None
-                else HostSpec(
-                    name, cpu=component.cpu, ram_gib=component.limit_gib, gpu=component.gpu
-                )
-            )
+            if (own := self._component(group)) is None:
+                found.append(HostSpec(name))
+            else:
+                found.append(HostSpec(name, cpu=own.cpu, ram_gib=own.limit_gib, gpu=own.gpu))
         return tuple(found)
 
     def placement(self) -> dict[str, str | Sequence[str]]:

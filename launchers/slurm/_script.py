@@ -186,27 +186,21 @@ class Submission:
         return found
 
     def lines(self, component: Component) -> list[str]:
+        # Hosts without accelerators ask for no GPUs, but for all other resources.
+        gres = None if self.gres is None or self.gres.startswith("gpu") else self.gres
+        if component.gpu:
+            gres = self.gres or f"gpu:{component.gpu}"
+        mib = None if component.ram_gib is None else math.ceil(component.ram_gib * 1024) + _OWN_MIB
         wishes: dict[str, object] = {
             **self.options,
             "nodes": component.nodes,
             "ntasks-per-node": 1,
             "cpus-per-task": component.cpu,
-            "mem": _memory(component),
-            "gres": (self.gres or f"gpu:{component.gpu}") if component.gpu else self._other_gres,
+            "mem": mib and f"{mib}M",
+            "gres": gres,
         }
         options = [f"--{name}={value}" for name, value in wishes.items() if value is not None]
         return [_directive(option) for option in (*options, *self.extra)]
-
-    @property
-    def _other_gres(self) -> str | None:
-        # Hosts without accelerators ask for no GPUs, but for all other resources.
-        return None if self.gres is None or self.gres.startswith("gpu") else self.gres
-
-
-def _memory(component: Component) -> str | None:
-    if component.ram_gib is None:
-        return None
-    return f"{math.ceil(component.ram_gib * 1024) + _OWN_MIB}M"
 
 
 def _is_value(value: object) -> bool:
