@@ -260,11 +260,7 @@ class KubernetesLauncher(Launcher):
     def _make(
         self, plan: LaunchPlan, options: LaunchOptions, *, suspended: bool
     ) -> tuple[Names, PackedRun, list["Json"]]:
-        """Returns all objects of a run.
-
-        Raises:
-            LaunchError: None can be made, or none that a cluster would take.
-        """
+        """Returns all objects of a run; raises LaunchError if a cluster would not take them."""
         executables = _with_ports(plan.executables)
         shipment = pack_up(plan.executables, is_installed=True)
         try:
@@ -294,9 +290,6 @@ class KubernetesLauncher(Launcher):
         `kubectl create -f FOLDER` creates all; `create.sh` also makes them belong to the first, so
         that deleting that removes all. Asks no cluster, but writes the work to where `work=` says,
         from where its owner removes it.
-
-        Raises:
-            LaunchError: No objects can be made of it, or the work cannot be written.
         """
         launcher = copy.copy(self)
         launcher._detach = True  # no launching process waits for what is emitted
@@ -326,12 +319,8 @@ class KubernetesLauncher(Launcher):
     def start(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:
         """Creates all objects; returns when all nodes are placed and their addresses are bound.
 
-        What pods wait for is printed meanwhile. Ctrl-C removes everything. With `detach` it returns at
-        once.
-
-        Raises:
-            LaunchError: The cluster does not take an object, pods do not run within `schedule_s`, or
-                the program cannot be started in them. Nothing is left then.
+        What pods wait for is printed meanwhile. Ctrl-C removes everything. With `detach` it returns
+        at once. If it raises LaunchError, nothing is left.
         """
         names, packed, objects = self._make(plan, options, suspended=True)
         api = Api.connect(self._context, self._namespace, timing=self._timing)
@@ -379,8 +368,7 @@ class KubernetesLauncher(Launcher):
     def _create(self, api: Api, packed: PackedRun, objects: Sequence["Json"]) -> None:
         """Creates all objects, or none.
 
-        Raises:
-            LaunchError: Something is refused. If what was made cannot be removed, the text says so.
+        If what was made cannot be removed, the text of the error says so.
         """
         root, *others = objects
         author = new_author()
@@ -412,14 +400,7 @@ class KubernetesLauncher(Launcher):
             raise
 
     def attach(self, reference: str) -> RunningProgram:
-        """Returns a run that was launched before, by this process or another.
-
-        Args:
-            reference: Its name.
-
-        Raises:
-            LaunchError: There is none in the namespace.
-        """
+        """Returns the run of this name, which was launched before, by this process or another."""
         api = Api.connect(self._context, self._namespace, timing=self._timing)
         try:
             root = api.get("Job", reference) or _jobset(api, reference)

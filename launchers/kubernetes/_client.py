@@ -349,12 +349,11 @@ class Api:
         known: dict[str, Json] = {}
         version: str | None = None
         pause_s = self._timing.watch_pause_s
-        was_listed = was_watched = False
+        was_watched = False
         while not cancellation.is_set:
             try:
                 if version is None:
                     items, version = self._list(kind, chosen, cancellation)
-                    was_listed = True
                     yield from _changes(known, items)
                     yield "LISTED", {"kind": kind}
                 for change, obj in self._watch_once(kind, chosen, version, cancellation):
@@ -372,9 +371,7 @@ class Api:
                 was_watched = True
                 pause_s = self._timing.watch_pause_s
             except ApiError as error:
-                if error.status in (400, 404, 405) and not was_listed:
-                    raise
-                if error.is_final and not was_watched:
+                if not was_watched and (error.is_final or error.status in (400, 404, 405)):
                     raise
                 if error.status is not None:
                     version = None  # most often 410: the server has dropped older changes

@@ -147,7 +147,15 @@ class Manifests:
         """
         waits = suspended or self.cluster.queue is not None
         names = self._names
-        others = [self._supervisor_service(), *map(self._group_service, self.groups)]
+        supervisor = {ROLE_LABEL: SUPERVISOR}
+        others = [
+            self._service(names.supervisor, supervisor, {"link": LINK_PORT}, type="ClusterIP")
+        ]
+        for group in self.groups:
+            own = self._group_labels(group)
+            others.append(
+                self._service(names.groups[group.label], own, _ports(group), clusterIP="None")
+            )
         others += [
             self._secret(names.trust, self.files.trust),
             self._secret(names.order, self.files.order),
@@ -160,7 +168,7 @@ class Manifests:
             others.append(self._network_policy())
         if self._names.jobset:
             return [self._jobset(suspended=waits), *others]
-        root = self._job(names.run, {ROLE_LABEL: SUPERVISOR}, self._supervisor_job())
+        root = self._job(names.run, supervisor, self._supervisor_job())
         root["metadata"]["annotations"] = {PLAN_ANNOTATION: self._plan()}
         root["spec"] = {"suspend": waits, **self._ttl(), **root["spec"]}
         jobs = []
@@ -254,31 +262,21 @@ class Manifests:
         template = {"metadata": {"labels": {**self._labels(), **labels}}, "spec": spec}
         return {"name": name, "replicas": 1, "template": template}
 
-    def _supervisor_service(self) -> dict[str, Any]:
-        return {
-            **self._object("v1", "Service", self._names.supervisor, {ROLE_LABEL: SUPERVISOR}),
-            "spec": {
-                "type": "ClusterIP",
-                # Pods connect to the supervisor before they are ready, and it never becomes "ready".
-                "publishNotReadyAddresses": True,
-                "selector": {RUN_LABEL: self._names.run, ROLE_LABEL: SUPERVISOR},
-                "ports": [_service_port("link", LINK_PORT)],
-            },
-        }
-
-    def _group_service(self, group: Group) -> dict[str, Any]:
-        name = self._names.groups[group.label]
+    def _service(
+        self, name: str, labels: Mapping[str, str], ports: Mapping[str, int], **how: str
+    ) -> dict[str, Any]:
         spec: dict[str, Any] = {
-            "clusterIP": "None",
+            **how,
+            # Pods connect to the supervisor before they are ready, and it never becomes "ready".
             "publishNotReadyAddresses": True,
-            "selector": {
-                RUN_LABEL: self._names.run,
-                GROUP_LABEL: self._names.slug(group.label),
-            },
+            "selector": {RUN_LABEL: self._names.run, **labels},
         }
-        if ports := _ports(group):
-            spec["ports"] = [_service_port(f"p{port}", port) for port in ports]
-        return {**self._object("v1", "Service", name, self._group_labels(group)), "spec": spec}
+        if ports:
+            spec["ports"] = [
+                {"name": each, "port": port, "targetPort": port, "protocol": "TCP"}
+                for each, port in ports.items()
+            ]
+        return {**self._object("v1", "Service", name, labels), "spec": spec}
 
     def _secret(self, name: str, files: Mapping[str, bytes]) -> dict[str, Any]:
         return {
@@ -338,6 +336,8 @@ class Manifests:
 
     def _supervisor_template(self) -> dict[str, Any]:
         volumes = self._supervisor_volumes()
+        # The supervisor holds several copies of the work: packed, unpacked, and being sent to pods.
+        limit_mib = _SUPERVISOR_MIB + 6 * len(self.files.blob) // (1 << 20)
         metadata: dict[str, Any] = {"labels": {**self._labels(), ROLE_LABEL: SUPERVISOR}}
         if self.cluster.launcher is not None:
             metadata["annotations"] = {LAUNCHER_ANNOTATION: self.cluster.launcher}
@@ -347,8 +347,11 @@ class Manifests:
                 "name": SUPERVISOR,
                 "command": [f"{MOUNTS}/order/begin.py"],
                 "env": _env({}),
-                "ports": [_container_port("link", LINK_PORT)],
-                "resources": self._supervisor_resources(),
+                "ports": _container_ports({"link": LINK_PORT}),
+                "resources": {
+                    "requests": {"cpu": "100m", "memory": "256Mi"},
+                    "limits": {"memory": f"{limit_mib}Mi"},
+                },
                 "volumeMounts": _mounts(volumes),
             },
             volumes=volumes,
@@ -356,14 +359,6 @@ class Manifests:
             spec={"terminationGracePeriodSeconds": self.cluster.grace_s},
             moves=self._is_repeatable(),
         )
-
-    def _supervisor_resources(self) -> dict[str, Any]:
-        # The supervisor holds several copies of the work: packed, unpacked, and being sent to pods.
-        limit_mib = _SUPERVISOR_MIB + 6 * len(self.files.blob) // (1 << 20)
-        return {
-            "requests": {"cpu": "100m", "memory": "256Mi"},
-            "limits": {"memory": f"{limit_mib}Mi"},
-        }
 
     def _group_template(self, group: Group) -> dict[str, Any]:
         executable = group.executables[0]
@@ -378,7 +373,7 @@ class Manifests:
             "volumeMounts": _mounts(self._volumes()),
         }
         if ports := _ports(group):
-            container["ports"] = [_container_port(f"p{port}", port) for port in ports]
+            container["ports"] = _container_ports(ports)
         if wishes := _resources(executable.resources, self.cluster.gpu_resource):
             container["resources"] = {"requests": wishes, "limits": wishes}
         labels = {**self._labels(), **self._group_labels(group)}
@@ -463,22 +458,16 @@ def _group_mistakes(group: Group) -> Iterator[str]:
             )
 
 
-def _ports(group: Group) -> list[int]:
-    ports = {
-        address.port
-        for each in group.executables
-        for address in each.addresses
-        if address.port is not None
-    }
-    return sorted(ports)
+def _ports(group: Group) -> dict[str, int]:
+    addresses = [address for each in group.executables for address in each.addresses]
+    ports = {address.port for address in addresses if address.port is not None}
+    return {f"p{port}": port for port in sorted(ports)}
 
 
-def _service_port(name: str, port: int) -> dict[str, Any]:
-    return {"name": name, "port": port, "targetPort": port, "protocol": "TCP"}
-
-
-def _container_port(name: str, port: int) -> dict[str, Any]:
-    return {"name": name, "containerPort": port, "protocol": "TCP"}
+def _container_ports(ports: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()
+    ]
 
 
 def _mounts(volumes: Iterable[str]) -> list[dict[str, Any]]:

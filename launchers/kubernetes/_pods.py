@@ -234,15 +234,12 @@ def _key_mistakes(patch: Mapping[str, Any], where: str) -> Iterator[str]:
     for name, value in patch.items():
         key = _KEYS.get(name)
         here = f"{where}.{name}"
-        if isinstance(value, Mapping):
-            if key is not None:
-                yield f"{here}: a list of dicts with {key!r}, not {value!r}"
-            else:
+        if key is None or value is None:
+            if isinstance(value, Mapping):
                 yield from _key_mistakes(value, here)
-        elif key is not None and value is not None:
-            if not _is_list(value):
-                yield f"{here}: a list of dicts with {key!r}, not {value!r}"
-                continue
+        elif not _is_list(value):
+            yield f"{here}: a list of dicts with {key!r}, not {value!r}"
+        else:
             for index, each in enumerate(value):
                 if not isinstance(each, Mapping) or not isinstance(each.get(key), str | int):
                     yield f"{here}[{index}]: a dict with {key!r}, not {each!r}"

@@ -174,11 +174,8 @@ class SlurmLauncher(Launcher):
     def start(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:
         """Starts all nodes; returns when their addresses are known and bound.
 
-        On a login node, that is after the job has begun, however long it is pending; the launcher prints
-        what the job waits for. Ctrl-C cancels the job. With `detach` this returns at once.
-
-        Raises:
-            LaunchError: Slurm does not take the job, or the program cannot be started in it.
+        On a login node, that is after the job has begun, however long it is pending; the launcher
+        prints what the job waits for. Ctrl-C cancels the job. With `detach` this returns at once.
         """
         if _IN_ALLOCATION in os.environ:
             allocation = Allocation(pythons(self._wanted.python))
@@ -200,12 +197,7 @@ class SlurmLauncher(Launcher):
     def emit(self, plan: LaunchPlan, options: LaunchOptions) -> Mapping[str, bytes]:
         """Returns what `start` would submit: `job.sh` for sbatch, and the files beside it.
 
-        Args:
-            plan: What to launch.
-            options: How; `log_dir` is where the files are going to be.
-
-        Raises:
-            LaunchError: No job can be made of it.
+        The `log_dir` of the options is where the files are going to be.
         """
         folder = self._run_folder(plan, options)
         directory = Path.cwd()
@@ -241,14 +233,7 @@ class SlurmLauncher(Launcher):
         return (self._folder / name).absolute()
 
     def attach(self, reference: str) -> RunningProgram:
-        """Returns a program that was launched before, by this process or another.
-
-        Args:
-            reference: Number of its job, or folder of its run.
-
-        Raises:
-            LaunchError: There is none.
-        """
+        """Returns the program of a job, by its number, or of the folder of a run."""
         folder = RunFolder(Path(reference).absolute())
         if reference.isdecimal():
             state = slurm.look_at(reference)
@@ -278,11 +263,7 @@ def _check() -> Finding:
 
 
 def _submit(folder: RunFolder) -> str:
-    """Submits the job of a folder; returns its number, and cancels the job on any error.
-
-    Raises:
-        LaunchError: Slurm does not take it.
-    """
+    """Submits the job of a folder; returns its number, and cancels the job on any error."""
     with ThreadPoolExecutor(1) as pool:
         # In a thread, so that a Ctrl-C does not lose the number of a job that is being submitted.
         submission = pool.submit(slurm.submit, folder.script)
