@@ -158,19 +158,25 @@ class KubernetesLauncher(Launcher):
         self.description = f"pods of Kubernetes{f', namespace {namespace}' if namespace else ''}"
 
     def _option_mistakes(self) -> Iterator[str]:
-        least = {"schedule_s": 1, "silence_s": 1, "launcher_silence_s": 180}
-        for name, limit in least.items():
-            value = getattr(self, f"_{name}")
-            # A launch that waits for pods may wait without end.
-            most = math.inf if name == "schedule_s" else sys.float_info.max
-            if not _is_number(value, int | float) or not limit <= value <= most:
-                yield f"{name} is a number of seconds, at least {limit}, not {value!r}"
-        for name, limit in {"ttl_s": 0, "max_run_s": 1}.items():
+        whole, any_number = (int,), (int, float)
+        limits: dict[str, tuple[tuple[type, ...], float, float]] = {
+            "schedule_s": (any_number, 1, math.inf),  # a launch may wait without end
+            "silence_s": (any_number, 1, sys.float_info.max),
+            "launcher_silence_s": (any_number, 180, sys.float_info.max),
+            "ttl_s": (whole, 0, _INT32_MAX),
+            "max_run_s": (whole, 1, _INT32_MAX),
+        }
+        for name, (kinds, least, most) in limits.items():
             value = getattr(self, f"_{name}")
             if value is None and name == "max_run_s":
                 continue
-            if not _is_number(value, int) or not limit <= value <= _INT32_MAX:
-                yield f"{name} is a whole number of seconds, at least {limit}, not {value!r}"
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, kinds)
+                or not least <= value <= most
+            ):
+                number = "a whole number" if kinds is whole else "a number"
+                yield f"{name} is {number} of seconds, at least {least}, not {value!r}"
         if self._run is not None:
             try:
                 Names.of("", (), self._run)
@@ -503,10 +509,6 @@ def _jobset(api: Api, name: str) -> "Json | None":
         if error.status == 403:  # users without JobSets need no right to read them
             return None
         raise
-
-
-def _is_number(value: object, kinds: Any) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def _read_pods(

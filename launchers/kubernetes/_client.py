@@ -631,23 +631,15 @@ class Api:
         except (ValueError, KeyError, TypeError, AttributeError):
             message, reason = _flat(body.decode(errors="replace"))[:_MOST_SAID], ""
             of_fields = ()
-        if status == 401:
+        if status == 401 or (status == 403 and "system:anonymous" in message):
             text = (
                 f"{request.attempted}: the API server {self.server} does not know who we are "
-                f"({message}). Log in again, or name another context= of the kubeconfig"
-            )
-        elif status == 403 and "system:anonymous" in message:
-            text = (
-                f"{request.attempted}: the API server {self.server} does not know who we are: the "
-                "kubeconfig, or the service account, gave no credentials. Does `kubectl auth whoami` "
-                "work?"
+                f"({message}). Log in again, or name another context= of the kubeconfig. Does "
+                "`kubectl auth whoami` work?"
             )
         elif status == 403 and " cannot " in message:
-            rule = {
-                "apiGroups": [request.group],
-                "resources": [request.resource],
-                "verbs": [request.verb],
-            }
+            rule = {"apiGroups": [request.group], "resources": [request.resource]}
+            rule["verbs"] = [request.verb]
             text = (
                 f"we may not {request.verb} {request.resource} in namespace {self.namespace!r}: "
                 f"{message}. A Role of this namespace must have the rule {json.dumps(rule)}"
@@ -686,7 +678,6 @@ class _ApiRequest:
 
     @property
     def resource(self) -> str:
-        """As rules of a Role have it."""
         return "/".join(filter(None, (_KINDS[self.kind][1], self.part)))
 
     @property
@@ -699,7 +690,6 @@ class _ApiRequest:
 
     @property
     def attempted(self) -> str:
-        """The beginning of a message."""
         return f"cannot {self.verb} {self.kind} {self.name}".rstrip()
 
 
@@ -784,26 +774,18 @@ def _proxy_from_environment(server: str) -> str | None:
         port = url.port or (443 if url.scheme == "https" else 80)
     except ValueError:
         return None  # requests will say so
-    proxy = variables.get(url.scheme)
-    if not proxy or _goes_direct(url.hostname or "", port, variables.get("no", "")):
+    proxy, host = variables.get(url.scheme), url.hostname or ""
+    rules = [each.strip().lower().removeprefix("*.") for each in variables.get("no", "").split(",")]
+    bypass = urllib.request.proxy_bypass_environment  # type: ignore[attr-defined] # typeshed lacks it
+    if not proxy or host == "localhost" or bypass(f"{host}:{port}", {"no": ",".join(rules)}):
         return None
-    return proxy if "://" in proxy else f"http://{proxy}"
-
-
-def _goes_direct(host: str, port: int, exempt: str) -> bool:
-    """Returns whether a host needs no proxy; `exempt` is the value of NO_PROXY."""
-    rules = [each.strip().lower().removeprefix("*.") for each in exempt.split(",")]
     with contextlib.suppress(ValueError):  # the host is a name
         address = ipaddress.ip_address(host)
         for rule in ("127.0.0.0/8", "::1", *rules):
             with contextlib.suppress(ValueError):  # the rule is a name
                 if address in ipaddress.ip_network(rule, strict=False):
-                    return True
-    bypass = urllib.request.proxy_bypass_environment  # type: ignore[attr-defined] # typeshed lacks it
-    return host == "localhost" or bool(bypass(f"{host}:{port}", {"no": ",".join(rules)}))
-
-
-# Answers
+                    return None
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def _selectors(labels: str, fields: str) -> Json:

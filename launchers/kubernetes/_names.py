@@ -76,12 +76,10 @@ class Names:
 
     @property
     def trust(self) -> str:
-        """Name of the Secret that all pods have."""
         return f"{self.run}-trust"
 
     @property
     def order(self) -> str:
-        """Name of the Secret with what the supervisor is to do."""
         return f"{self.run}-order"
 
     def work(self, part: int) -> str:

@@ -199,18 +199,17 @@ def put(packed: PackedRun) -> None:
     Raises:
         LaunchError: It cannot be put there.
     """
-    match packed.place:
-        case WorkStore():
-            _send(packed.blob, packed.place.put)
-        case WorkVolume():
-            try:
-                _write(packed.blob, packed.path)
-            except BaseException as error:  # an interrupt, too
-                left = take_back(packed)
-                if isinstance(error, OSError):
-                    text = f"the work cannot be written to its volume: {error}{left}"
-                    raise LaunchError(text) from error
-                raise
+    if isinstance(packed.place, WorkStore):
+        _send(packed.blob, packed.place.put)
+    elif packed.place is not None:
+        try:
+            _write(packed.blob, packed.path)
+        except BaseException as error:  # an interrupt, too
+            left = take_back(packed)
+            if isinstance(error, OSError):
+                text = f"the work cannot be written to its volume: {error}{left}"
+                raise LaunchError(text) from error
+            raise
 
 
 def _write(blob: bytes, path: Path) -> None:

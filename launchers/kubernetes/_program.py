@@ -70,8 +70,6 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class KubernetesProgram(ProgramElsewhere):
-    """A program in a cluster."""
-
     answer_s = 120.0  # the kubelet passes a question on once a minute, or more often
 
     def __init__(
@@ -321,18 +319,14 @@ class KubernetesProgram(ProgramElsewhere):
         """Removes what is left, if this process has to; writes a crash report of a failure."""
         state = self._state
         fails_launch = self._is_launch and self._fails_launch(result)
-        is_stopped_elsewhere = state.stop is None and state.sight.stopped_by is not None
-        is_interrupted = state.stop is None and result.outcome is Outcome.INTERRUPTED
-        if not fails_launch and (is_stopped_elsewhere or is_interrupted):
-            self._tell(f"the program was ended: {result.reason}")
+        if state.stop is None and not fails_launch:
+            if state.sight.stopped_by is not None or result.outcome is Outcome.INTERRUPTED:
+                self._tell(f"the program was ended: {result.reason}")
         if self._is_launch or state.stop is not None:
-            how = (
-                self._why(result) if fails_launch else f"the program has ended: {self._why(result)}"
-            )
+            why = self._why(result)
+            how = why if fails_launch else f"the program has ended: {why}"
             if left := self._remove_all(how.partition("\n")[0]) + self._take_back():
-                result = dataclasses.replace(
-                    result, reason=f"{result.reason or self._why(result)}{left}"
-                )
+                result = dataclasses.replace(result, reason=f"{result.reason or why}{left}")
                 if not fails_launch or state.stop is not None:
                     # A user who interrupts a launch does not see the text of its error.
                     self._tell(f"the program has ended{left}")

@@ -48,9 +48,6 @@ _ASKED = "was asked from outside to end"
 _NEWEST = 1 << 30
 
 
-# Waiting
-
-
 def wait_of(pod: Object, events: Sequence[Object]) -> str | None:
     """Returns what a pod waits for, in one line; None if for nothing that is known."""
     status = pod.get("status", {})
@@ -93,9 +90,6 @@ def told(waits: Mapping[str, Sequence[str]], troubles: Mapping[str, Sequence[str
         verb = "waits" if len(nodes) == 1 else "wait"
         found.append(f"{named(nodes, MAX_NAMED)} {verb}: {what}")
     return found + [f"{named(nodes, MAX_NAMED)}: {what}" for what, nodes in troubles.items()]
-
-
-# The end
 
 
 def loss_of(pod: Object, events: Sequence[Object]) -> str | None:

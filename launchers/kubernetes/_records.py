@@ -122,7 +122,6 @@ class RecordWriter:
             self._write(records)
 
     def finish(self, node: str) -> None:
-        """Writes the unfinished line of a node."""
         with self._lock:
             if rest := self._unfinished.pop(node, b""):
                 self._write(_output_records(node, rest))
@@ -215,7 +214,6 @@ class RecordReader:
 
     @property
     def last_number(self) -> int:
-        """Number of the last record; 0 before the first."""
         return self._last
 
     def feed(self, line: str) -> list[Record]:

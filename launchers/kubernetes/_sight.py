@@ -76,8 +76,6 @@ class Sight:
             told = self._events.get(_reasons.name_of(pod), [])
             told[:] = [each for each in told if each.get("reason") not in _reasons.LOST_MACHINE]
 
-    # Pods
-
     @property
     def supervisor(self) -> Json | None:
         """The newest pod of the supervisor, though it may be gone and an earlier one still there."""
@@ -134,8 +132,6 @@ class Sight:
     def loss_of(self, pod: Json) -> str | None:
         """Returns how a pod was lost; None if it is well or ended as it should."""
         return _reasons.loss_of(pod, self.events_of(pod))
-
-    # What they wait for
 
     @property
     def is_suspended(self) -> bool:
@@ -209,8 +205,6 @@ class Sight:
             )
             for host, node in self._nodes.items()
         )
-
-    # How they end
 
     @property
     def is_over(self) -> bool:

@@ -423,12 +423,10 @@ class RunState:
                 return
             is_placed = has_log
         self._ask_at = math.inf
-        pod = self.supervisor
-        is_there = pod is not None and not self.sight.is_gone(pod)
-        name: str | None = None
-        if is_placed and is_there and not self.is_in_hurry:
-            assert pod is not None
-            name = _reasons.name_of(pod) if _reasons.is_running(pod) else None
+        pod, name = self.supervisor, None
+        if pod is not None and is_placed and not self.is_in_hurry:
+            if _reasons.is_running(pod) and not self.sight.is_gone(pod):
+                name = _reasons.name_of(pod)
         limit_s = grace_s(self._limits.notice_s, self._timing.spare_s)
         try:
             self._is_asked = self._hands.end(name, limit_s)

@@ -56,8 +56,6 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class SlurmProgram(ProgramElsewhere):
-    """A program in a job."""
-
     answer_s = 15.0
 
     def __init__(
