@@ -6,19 +6,20 @@ import dataclasses
 import json
 import math
 import os
+import secrets
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launchers.hosts.shipping import pack_up
 from launchers.hosts.toml import read_toml
 from launchers.kubernetes._admission import refusals
 from launchers.kubernetes._agreed import DETACHED, FIRST_PORT, PLAN_ANNOTATION, SUPERVISOR
 from launchers.kubernetes._checks import mistakes as mistakes_in
-from launchers.kubernetes._client import Api, ApiError, created_by, new_author
+from launchers.kubernetes._client import Api, ApiError, Json, created_by
 from launchers.kubernetes._names import Names
 from launchers.kubernetes._objects import (
     Cluster,
@@ -54,9 +55,6 @@ from launchpad_lite.launching import (
     RestartPolicy,
     RunningProgram,
 )
-
-if TYPE_CHECKING:
-    from launchers.kubernetes._client import Json
 
 __all__ = ["KubernetesLauncher", "PodOptions", "Volume", "WorkStore", "WorkVolume"]
 
@@ -265,7 +263,7 @@ class KubernetesLauncher(Launcher):
 
     def _make(
         self, plan: LaunchPlan, options: LaunchOptions, *, suspended: bool
-    ) -> tuple[Names, PackedRun, list["Json"]]:
+    ) -> tuple[Names, PackedRun, list[Json]]:
         """Returns all objects of a run; raises LaunchError if a cluster would not take them."""
         executables = _with_ports(plan.executables)
         shipment = pack_up(plan.executables, is_installed=True)
@@ -371,13 +369,13 @@ class KubernetesLauncher(Launcher):
             program.await_up()
         return program
 
-    def _create(self, api: Api, packed: PackedRun, objects: Sequence["Json"]) -> None:
+    def _create(self, api: Api, packed: PackedRun, objects: Sequence[Json]) -> None:
         """Creates all objects, or none.
 
         If what was made cannot be removed, the text of the error says so.
         """
         root, *others = objects
-        author = new_author()
+        author = secrets.token_hex(16)
         made: Json | None = None
         is_put = False
         try:
@@ -472,8 +470,8 @@ kubectl patch {flags} {kind} {name} --type=merge -p '{{"spec":{{"suspend":false}
 
 def _remove(
     api: Api,
-    made: "Json | None",
-    root: "Json",
+    made: Json | None,
+    root: Json,
     author: str,
     reason: BaseException,
     timing: Timing,
@@ -502,7 +500,7 @@ def _remove(
     return ""
 
 
-def _jobset(api: Api, name: str) -> "Json | None":
+def _jobset(api: Api, name: str) -> Json | None:
     try:
         return api.get("JobSet", name)
     except ApiError as error:

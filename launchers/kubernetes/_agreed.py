@@ -19,7 +19,6 @@ STACKS_ANNOTATION = "launchpad-lite/stacks"
 STOP_ANNOTATION = "launchpad-lite/stop"
 #: Roles of pods, and names of their containers.
 NODE, SUPERVISOR = "node", "supervisor"
-#: Port of the supervisor, which pods call.
 LINK_PORT = 4250
 #: First port of a node; further addresses have the next ones.
 FIRST_PORT = 4251

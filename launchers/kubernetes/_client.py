@@ -32,7 +32,6 @@ T = TypeVar("T")
 #: `LISTED` is about no object: it says that all existing objects were reported.
 ChangeKind = Literal["ADDED", "MODIFIED", "DELETED", "LISTED"]
 
-#: Seconds for a connection, and for an answer.
 _CONNECT_S, _ANSWER_S = 10.0, 30.0
 #: The most seconds between two attempts for which a server may ask.
 _LONGEST_ASKED_S = 30.0
@@ -44,7 +43,6 @@ _PASSING = frozenset({429, 500, 502, 503, 504})
 _METHODS = {"create": "POST", "patch": "PATCH", "delete": "DELETE"}
 #: The most characters shown of an answer that does not come from Kubernetes, but from a proxy.
 _MOST_SAID = 500
-#: The query of the request that finds out whether the server lets us in.
 _ONE = {"limit": 1}
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 #: Fields of a kubeconfig's user that impersonate, beside `as`.
@@ -91,35 +89,24 @@ class ApiError(LaunchError):
         self.is_final = False
 
 
-def new_author() -> str:
-    return secrets.token_hex(16)
-
-
 def created_by(obj: Mapping[str, Any]) -> str | None:
     """Returns the word with which an object was created by `Api.create`; None if it was not."""
     annotations: Mapping[str, str] = obj["metadata"].get("annotations") or {}
     return annotations.get(CREATED_BY_ANNOTATION)
 
 
-class Cancellation:
+class Cancellation(threading.Event):
     """Ends watches and logs that other threads read. Thread-safe."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        super().__init__()
         self._lock = threading.Lock()
         self._open: set[Any] = set()
-
-    @property
-    def is_set(self) -> bool:
-        return self._event.is_set()
-
-    def wait(self, timeout_s: float) -> bool:
-        return self._event.wait(timeout_s)
 
     def cancel(self) -> None:
         """Ends all that is read under it, now and later."""
         with self._lock:
-            self._event.set()
+            self.set()
             for response in self._open:
                 _shut(response)
 
@@ -127,7 +114,7 @@ class Cancellation:
     def guarding(self, response: Any) -> Iterator[None]:
         """Makes a response end when this is cancelled."""
         with self._lock:
-            if self._event.is_set():
+            if self.is_set():
                 _shut(response)
             self._open.add(response)
         try:
@@ -260,7 +247,7 @@ class Api:
         returns later, by default a unique one.
         """
         kind, meta = obj["kind"], obj["metadata"]
-        author = author or new_author()
+        author = author or secrets.token_hex(16)
         annotations = {**(meta.get("annotations") or {}), CREATED_BY_ANNOTATION: author}
         signed = {**obj, "metadata": {**meta, "annotations": annotations}}
         query = {"fieldValidation": "Strict"}
@@ -350,7 +337,7 @@ class Api:
         version: str | None = None
         pause_s = self._timing.watch_pause_s
         was_watched = False
-        while not cancellation.is_set:
+        while not cancellation.is_set():
             try:
                 if version is None:
                     items, version = self._list(kind, chosen, cancellation)
@@ -438,7 +425,7 @@ class Api:
                 status = obj.get("code", 500)
                 raise ApiError(str(obj.get("message", "")), status, str(obj.get("reason", "")))
             yield change, obj
-        if not cancellation.is_set and self._clock() < began + 1:
+        if not cancellation.is_set() and self._clock() < began + 1:
             # A proxy on the way breaks each connection at once: pause, to spare the server.
             cancellation.wait(self._timing.watch_pause_s)
 
@@ -807,7 +794,7 @@ def _lines(response: Any, cancellation: Cancellation) -> Iterator[bytes]:
                     rest = last
                     for line in lines:
                         yield bytes(line) + b"\n"
-                if cancellation.is_set:
+                if cancellation.is_set():
                     return
         except (urllib3.exceptions.HTTPError, OSError, ValueError):
             return  # broken, silent for too long, or shut while it was read

@@ -84,7 +84,8 @@ class PodExchange:
         self._listener = bound("::", port, socket.SO_REUSEADDR, backlog=_BACKLOG)
         self.port = int(self._listener.getsockname()[1])
         self._lock = threading.Lock()
-        self._is_open = True
+        #: Whether pods can call; false once it was closed or has failed.
+        self.is_open = True
         # Of the thread alone:
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
@@ -117,12 +118,6 @@ class PodExchange:
         expected = [*self._expected.items()]
         return tuple(sorted(host for host, line in expected if line.done()))
 
-    @property
-    def is_open(self) -> bool:
-        """Whether pods can call; false once it was closed or has failed."""
-        with self._lock:
-            return self._is_open
-
     def close(self) -> None:
         """Ends all lines. May be repeated."""
         self._ask(self._closing.set)
@@ -131,9 +126,9 @@ class PodExchange:
     def _ask(self, do: Callable[..., object], *of: object) -> bool:
         """Has the thread call a function; returns whether the thread will do so."""
         with self._lock:
-            if self._is_open:
+            if self.is_open:
                 self._loop.call_soon_threadsafe(do, *of)
-            return self._is_open
+            return self.is_open
 
     # Its thread
 
@@ -144,7 +139,7 @@ class PodExchange:
             # All lines end, so that the program ends as well and does not wait for ever.
             warn(_LOGGER, "the exchange failed", error=error)
         with self._lock:
-            self._is_open = False
+            self.is_open = False
         self._loop.run_until_complete(self._end())
         self._loop.close()
 
@@ -235,7 +230,10 @@ class PodExchange:
             sending, receiving = carrying
             await asyncio.wait(carrying, return_when=asyncio.FIRST_COMPLETED)
             if receiving.done():  # the last data of the pod must still be read
-                reason = _why_it_ended(receiving.exception())
+                error = receiving.exception()
+                reason = str(error or "its agent has ended; the log of its pod may say why")
+                if isinstance(error, EOFError):
+                    reason = "its pod has closed the connection"
                 sink.close()
                 await asyncio.wait_for(sink.wait_closed(), self._timing.part_s)
             else:  # the supervisor reads no more, but the pod must get the end
@@ -257,14 +255,6 @@ class PodExchange:
                 if self._served[line.host] is not asyncio.current_task():
                     reason = "another pod has called in its place"
                 line.end(reason)
-
-
-def _why_it_ended(error: BaseException | None) -> str:
-    if error is None:
-        return "its agent has ended; the log of its pod may say why"
-    if isinstance(error, EOFError):
-        return "its pod has closed the connection"
-    return str(error)
 
 
 async def _read_greeting(reader: asyncio.StreamReader) -> str:

@@ -21,7 +21,6 @@ _DIGEST_CHARACTERS = 6
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
 _MOST_OF_LABEL = 63
-#: Names that other objects of a run have.
 _TAKEN = re.compile(r"supervisor|order|trust|work-\d+")
 
 

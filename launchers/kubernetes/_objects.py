@@ -43,7 +43,6 @@ _MOST_IN_SMALL_PARTS = 2_000_000
 _LARGE_PART_BYTES = 900_000
 #: Kubernetes has no time window for failures, so the supervisor counts them and this is no limit.
 _MANY_RESTARTS = 1000
-#: How often a lost supervisor is replaced.
 _SUPERVISOR_RESTARTS = 3
 #: Exit code after which the Job must not repeat the pod.
 _FOR_GOOD = 1

@@ -61,7 +61,6 @@ _OVERLAP_S = 60
 _WHOLE_LOG_S = 30.0
 #: Seconds that the pods of a launch that failed have to end.
 _SOON_S = 1
-#: Lines that a pod printed last, which are shown with its failure.
 _LAST_LINES = 20
 #: Kinds of objects, beside Jobs and pods, that a user may create, but perhaps not list.
 _OTHER_KINDS = frozenset({"Service", "Secret", "NetworkPolicy"})
@@ -96,6 +95,7 @@ class KubernetesProgram(ProgramElsewhere):
         tells = is_launch and not options.quiet
         super().__init__(plan, options, log_dir, is_launch=is_launch, tells_logs=tells)
         self.names = names
+        self._selector = f"{RUN_LABEL}={names.run}"
         self._api = api
         self._key = key
         self._take_back = take_back
@@ -124,13 +124,11 @@ class KubernetesProgram(ProgramElsewhere):
         self._has_status = threading.Event()
         #: The newest answer to where threads are.
         self._stacks: Stacks | None = None
-        #: Whether all pods were deleted by force.
         self._is_killed = False
         #: Whether objects without an owner were seen, which this launcher did not create.
         self._has_orphans = False
         #: Kinds of objects that we may not see, or not delete.
         self._hidden: set[str] = set()
-        #: Threads that watch the cluster for the deciding thread.
         self._threads: list[threading.Thread] = []
 
     def detach(self, where: str) -> None:
@@ -152,7 +150,7 @@ class KubernetesProgram(ProgramElsewhere):
     def status(self) -> list[NodeStatus]:
         """Returns how each node was a few seconds ago."""
         if not self._is_launch and not self._has_status.wait(self._timing.first_status_s):
-            if self._state.has_log:
+            if self._state.followed is not None:
                 self._has_status.wait(_WHOLE_LOG_S)
         return list(self._state.nodes)
 
@@ -196,7 +194,7 @@ class KubernetesProgram(ProgramElsewhere):
 
     def _supervisors(self) -> list[Json]:
         """Returns the pods of supervisors that have a log, the oldest first."""
-        pods = self._api.list("Pod", f"{RUN_LABEL}={self.names.run},{ROLE_LABEL}={SUPERVISOR}")
+        pods = self._api.list("Pod", f"{self._selector},{ROLE_LABEL}={SUPERVISOR}")
         begun = [pod for pod in pods if _reasons.is_running(pod) or _reasons.has_ended(pod)]
         return sorted(begun, key=_reasons.created)
 
@@ -426,10 +424,6 @@ class KubernetesProgram(ProgramElsewhere):
         silent = self._state.silent_machines(time.monotonic())
         return [pod for pod in found if pod.get("spec", {}).get("nodeName") in silent]
 
-    @property
-    def _selector(self) -> str:
-        return f"{RUN_LABEL}={self.names.run}"
-
     def _list(self, kind: str) -> list[Json]:
         return self._api.list(kind, self._selector, patience_s=self._timing.patience_s)
 
@@ -514,7 +508,7 @@ class KubernetesProgram(ProgramElsewhere):
         # that part ends.
         is_caught_up = self._is_launch
         is_final = False
-        while not cancellation.is_set:
+        while not cancellation.is_set():
             try:
                 is_empty = True
                 for line in self._api.logs(
@@ -568,7 +562,7 @@ class KubernetesProgram(ProgramElsewhere):
                         self._tell("the program is told again that this process waits for it")
                     answers = True
                 except ApiError as error:
-                    if answers and error.status != 404 and not self._cancellation.is_set:
+                    if answers and error.status != 404 and not self._cancellation.is_set():
                         self._tell(f"the program is not told that this process waits: {error}")
                         answers = False
             pause_s = self._timing.beat_s if pod is not None else self._timing.look_s

@@ -20,9 +20,7 @@ _SIGKILL, _SIGNALLED = 9, 128
 _MAX_SIGNAL = 64
 #: Reasons of an end that the cluster did not observe: its exit code means nothing.
 _UNSEEN = frozenset({"Unknown", "ContainerStatusUnknown"})
-#: States that each container passes through.
 _ON_ITS_WAY = frozenset({"", "ContainerCreating", "PodInitializing"})
-#: What a cluster's reasons to end a pod mean.
 _DISRUPTIONS = {
     "PreemptionByScheduler": "was preempted by one of higher priority",
     "DeletionByTaintManager": "was ended because its machine is not ready or may not be used",

@@ -45,8 +45,6 @@ _PIECE = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8}) (.*)", re.DOTALL)
 _STAMP = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d) (.*)", re.DOTALL
 )
-#: Lines without a number that are remembered, to be shown once.
-_MAX_STRAYS = 10_000
 
 
 @dataclass(frozen=True)
@@ -207,14 +205,10 @@ class RecordReader:
         """
         self._key = key
         self._is_stamped = is_stamped
-        self._last = 0
+        self.last_number = 0
         #: Lines without a number that were read; only their time stamps identify them.
-        self._strays: dict[str, None] = {}
+        self._strays: set[str] = set()
         self._pieces: list[str] = []
-
-    @property
-    def last_number(self) -> int:
-        return self._last
 
     def feed(self, line: str) -> list[Record]:
         """Takes in a line without its end; returns its records: none if the line was read before.
@@ -228,19 +222,17 @@ class RecordReader:
         text = line if stamped is None else stamped[1]
         if (record := _RECORD.fullmatch(text)) is not None:
             number, kind, rest = int(record[1]), record[2], record[3]
-            if number <= self._last:
+            if number <= self.last_number:
                 return []
-            found = self._read(kind, rest, number == self._last + 1)
+            found = self._read(kind, rest, number == self.last_number + 1)
             if found is not None:
-                lost, self._last = number - self._last - 1, number
+                lost, self.last_number = number - self.last_number - 1, number
                 lines = "1 line of the log was" if lost == 1 else f"{lost} lines of the log were"
                 return [Note(f"{lines} lost"), *found] if lost else found
         if stamped is not None:
             if line in self._strays:
                 return []
-            self._strays[line] = None
-            if len(self._strays) > _MAX_STRAYS:
-                del self._strays[next(iter(self._strays))]
+            self._strays.add(line)
         return [PrintedRecord(SUPERVISOR, _encoded(f"{text}\n"))]
 
     def _read(self, kind: str, rest: str, is_next: bool) -> list[Record] | None:
@@ -291,23 +283,14 @@ def _shortened(end: ProgramEnd) -> Iterator[ProgramEnd]:
     yield end
     yield replace(end, stacks={})
     result = end.result
+    failures = tuple(map(_headline_of, result.failures[:_MAX_HEADLINES]))
     restarts = tuple(
         replace(each, failure=each.failure and _headline_of(each.failure))
-        for each in result.restarts
+        for each in result.restarts[-_MAX_HEADLINES:]
     )
-    headlines = tuple(_headline_of(each) for each in result.failures)
-    failures = (*result.failures[:1], *headlines[1:])
-    yield ProgramEnd(replace(result, failures=failures, restarts=restarts), {})
-    yield ProgramEnd(
-        ProgramResult(
-            result.outcome,
-            headlines[:_MAX_HEADLINES],
-            result.reason[:_HEADLINE_CHARACTERS],
-            result.signum,
-            restarts=restarts[-_MAX_HEADLINES:],
-        ),
-        {},
-    )
+    reason = result.reason[:_HEADLINE_CHARACTERS]
+    short = ProgramResult(result.outcome, failures, reason, result.signum, restarts=restarts)
+    yield ProgramEnd(short, {})
 
 
 def _headline_of(failure: NodeFailure) -> NodeFailure:

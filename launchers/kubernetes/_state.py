@@ -30,7 +30,6 @@ from launchpad_lite.launching import (
 from launchpad_lite.life.events import Event, StopAsked
 from launchpad_lite.life.result import named
 
-#: Lines of the supervisor's own output that are shown with its end.
 _LAST_LINES = 20
 
 
@@ -112,10 +111,9 @@ class RunState:
         self.end: ProgramEnd | None = None
         self.stop: StopAsked | None = None
         self.is_up = self.is_in_hurry = self.is_deleted = False
-        #: Whether a supervisor was asked to end all.
         self._is_asked = False
-        #: The supervisor's pod whose log is followed, and what is known of that.
-        self._followed: Json | None = None
+        #: The supervisor's pod whose log is read, and what is known of that.
+        self.followed: Json | None = None
         self._is_caught_up = self._is_log_over = False
         self._has_status = self._is_placed = False
         #: Kinds of which all existing objects were reported.
@@ -156,10 +154,6 @@ class RunState:
     def is_settled(self) -> bool:
         """Whether the log was read up to its present end, and no explanation of an end is awaited."""
         return self._is_caught_up and self._explain_limit == math.inf
-
-    @property
-    def has_log(self) -> bool:
-        return self._followed is not None
 
     # What is seen and heard
 
@@ -209,7 +203,7 @@ class RunState:
         self._is_log_over |= self._is_followed(uid)
 
     def _is_followed(self, uid: str) -> bool:
-        return self._followed is not None and self._followed["metadata"]["uid"] == uid
+        return self.followed is not None and self.followed["metadata"]["uid"] == uid
 
     def _follow_newest(self) -> None:
         """Follows the log of the supervisor's newest pod, once it may have one."""
@@ -219,11 +213,11 @@ class RunState:
         has_begun = _reasons.is_running(pod) or _reasons.has_ended(pod)
         if not has_begun or self.sight.is_gone(pod):
             return
-        if self._followed is not None:
+        if self.followed is not None:
             if self.stop is not None:
                 return  # it is about to be deleted
             self._hands.tell(f"the program starts again, in {_reasons.name_of(pod)}")
-        self._followed, self.end = pod, None
+        self.followed, self.end = pod, None
         self._is_caught_up = self._is_log_over = False
         self._has_status = self._is_placed = False
         self._explain_limit = math.inf
@@ -265,7 +259,7 @@ class RunState:
             return None if is_foreign and not is_settled else self._result_of(self.end)
         if self.stop is not None and (self.is_deleted or self._is_log_over):
             return self._stopped(self.stop)
-        if is_settled and (self._is_log_over or self._followed is None):
+        if is_settled and (self._is_log_over or self.followed is None):
             return self._lost()
         return None
 
@@ -417,7 +411,7 @@ class RunState:
         is_placed = self.is_up
         if not (self._is_launch or self.is_in_hurry or self.is_up or self._is_caught_up):
             # Only the log tells whether all nodes were placed.
-            has_log = self._followed is not None or "Pod" not in self._listed
+            has_log = self.followed is not None or "Pod" not in self._listed
             if has_log and now < self._read_limit:
                 self._ask_at = self._read_limit
                 return

@@ -49,7 +49,6 @@ _PATIENCE_S = 20.0
 _KILL_S = 5.0
 #: Seconds in which a job ends after an interrupted launch has cancelled it.
 _CANCEL_S = 10.0
-#: How much of the job's own output is shown with a failure.
 _LAST_BYTES = 2000
 
 _LOGGER = logging.getLogger(__name__)

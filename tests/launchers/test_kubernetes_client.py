@@ -1009,7 +1009,7 @@ def test_what_can_be_listed_but_not_watched_is_asked_for_ever_less_often(
     class Counting(Cancellation):
         def wait(self, timeout_s: float) -> bool:
             pauses.append(timeout_s)
-            return self.is_set
+            return self.is_set()
 
     timing = Timing(longest_watch_pause_s=2.0)
     watching = Api(api._client, "team", timing=timing).watch("Pod", cancellation=Counting())

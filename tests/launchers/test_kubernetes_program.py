@@ -177,7 +177,7 @@ class Cluster:
     ) -> Iterator[tuple[Any, dict[str, Any]]]:
         self._ask(f"watch {kind}")
         seen = 0
-        while not cancellation.is_set:
+        while not cancellation.is_set():
             if seen:
                 yield "LISTED", {"kind": kind}
             with self._changed:
@@ -205,7 +205,7 @@ class Cluster:
                 if not new:
                     self._changed.wait(0.02)
             yield from new
-            if cancellation.is_set or breaks < self._breaks:
+            if cancellation.is_set() or breaks < self._breaks:
                 return
 
     def close(self) -> None:
