@@ -157,7 +157,7 @@ class KubernetesLauncher(Launcher):
 
     def _option_mistakes(self) -> Iterator[str]:
         whole, any_number = (int,), (int, float)
-        limits: dict[str, tuple[tuple[type, ...], float, float]] = {
+        limits: dict[str, tuple[Any, float, float]] = {
             "schedule_s": (any_number, 1, math.inf),  # a launch may wait without end
             "silence_s": (any_number, 1, sys.float_info.max),
             "launcher_silence_s": (any_number, 180, sys.float_info.max),

@@ -268,7 +268,5 @@ def take_back(packed: PackedRun) -> str:
 
 def read_trust(folder: Path) -> TlsCredentials:
     """Returns the certificates of the run."""
-    certificate, key, authority = (
-        (folder / name).read_bytes() for name in ("certificate.pem", "key.pem", "authority.pem")
-    )
-    return TlsCredentials(certificate=certificate, key=key, authority=authority)
+    names = ("certificate", "key", "authority")
+    return TlsCredentials(**{name: (folder / f"{name}.pem").read_bytes() for name in names})

@@ -22,7 +22,7 @@ _SHAPES: Mapping[str, tuple[Any, str]] = {
     **dict.fromkeys(
         ("image", "pull_policy", "service_account", "priority_class", "python"), (str, "a text")
     ),
-    **dict.fromkeys(("pull_secrets", "tolerations"), (Sequence, "a list")),
+    **dict.fromkeys(("pull_secrets", "tolerations"), (list | tuple, "a list")),
     **dict.fromkeys(("node_selector", "env", "volumes", "patch"), (Mapping, "a dict")),
 }
 #: Lists of named things, and the field that names one.
@@ -173,10 +173,7 @@ class PodOptions:
         given: dict[str, Any] = vars(self)  # not all users run mypy
         for name, (kind, called) in _SHAPES.items():
             value = given[name]
-            is_text = isinstance(value, str | bytes)
-            if value is not None and (
-                not isinstance(value, kind) or (is_text and kind is Sequence)
-            ):
+            if value is not None and not isinstance(value, kind):
                 yield f"{name}: {called}, not {value!r}"
             elif name != "volumes":
                 yield from _not_json(value, name)
@@ -315,16 +312,9 @@ def pod_template(
 ) -> dict[str, Any]:
     """Returns the template of pods, as the API takes it.
 
-    Args:
-        options: What the user wants.
-        container: The only one, with the launcher's settings; its command lacks the interpreter.
-        volumes: The launcher's own, by name.
-        metadata: Labels and annotations.
-        spec: The launcher's settings of the pod.
-        moves: Whether a new pod replaces it if its machine is lost.
-
-    Raises:
-        ValueError: The patch does not fit, or removes what the launcher needs.
+    The command of the container lacks the interpreter. `volumes` are the launcher's own, by name.
+    If a pod `moves`, a new one replaces it when its machine is lost. It raises ValueError, with all
+    mistakes, if the patch does not fit, or removes what the launcher needs.
     """
     given = {name: Volume.of(each) for name, each in options.volumes.items()}
     at = {volume.mount.rstrip("/") for volume in given.values()}

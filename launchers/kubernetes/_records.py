@@ -18,7 +18,7 @@ import hmac
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from launchers.hosts.elsewhere import ProgramEnd
@@ -133,14 +133,11 @@ class RecordWriter:
                 for piece in _pieces(line.encode(errors="backslashreplace"))
             )
 
-    def up(self) -> None:
-        self._write_json(b"up", json.dumps(to_json(Up())), must=True)
-
-    def status(self, nodes: Sequence[NodeStatus], awaited: Sequence[str] = ()) -> None:
-        self._write_json(b"status", json.dumps(to_json(StatusRecord(tuple(nodes), tuple(awaited)))))
-
-    def stacks(self, question: str, texts: Mapping[str, str]) -> None:
-        self._write_json(b"stacks", json.dumps(to_json(Stacks(question, texts))))
+    def say(self, record: Up | StatusRecord | Stacks) -> None:
+        """Writes a record; all but that of the placed nodes may be left out if the log is slow."""
+        kind = next(name for name, each in _KINDS.items() if isinstance(record, each))
+        text = json.dumps(to_json(record))
+        self._write_json(kind.encode(), text, must=isinstance(record, Up))
 
     def end(self, end: ProgramEnd) -> None:
         """Writes how the program ended, shortened if the kubelet might not keep all of it."""
@@ -152,7 +149,7 @@ class RecordWriter:
         """Waits until all is written; gives up when nothing was written for `patience_s` seconds."""
         self._writer.drain(lambda: patience_s)
 
-    def _write_json(self, kind: bytes, text: str, *, must: bool = False) -> None:
+    def _write_json(self, kind: bytes, text: str, *, must: bool) -> None:
         pieces = [*_pieces(text.encode("ascii"))]
         with self._lock:
             records = (

@@ -25,7 +25,7 @@ from launchers.kubernetes._agreed import DETACHED, LINK_PORT, LONGEST_BACKOFF_S,
 from launchers.kubernetes._exchange import PodExchange
 from launchers.kubernetes._fleet import PodFleet
 from launchers.kubernetes._order import PodOrder, read_trust
-from launchers.kubernetes._records import RecordWriter
+from launchers.kubernetes._records import RecordWriter, Stacks, StatusRecord, Up
 from launchers.supervision.supervised_program import SupervisedProgram
 from launchpad_lite.launching import (
     LaunchPlan,
@@ -63,10 +63,8 @@ def main(folder: str, members: dict[str, bytes]) -> int:
     signals = StopSignals()
     # Kubernetes does not send a log before its first line, and a process that waits for the log would
     # give up. So print a status now, although no pod has called yet.
-    records.status(
-        [NodeStatus(node, "starting", host, None, {}) for node, host in order.hosts.items()],
-        tuple(order.hosts.values()),
-    )
+    nodes = [NodeStatus(node, "starting", host, None, {}) for node, host in order.hosts.items()]
+    records.say(StatusRecord(tuple(nodes), tuple(order.hosts.values())))
     with contextlib.closing(PodExchange(read_trust(_TRUST), LINK_PORT)) as exchange:
         supervision = _Supervision(order, exchange, signals, records)
         channel = _Log(records, exchange, order.launcher_silence_s)
@@ -75,7 +73,7 @@ def main(folder: str, members: dict[str, bytes]) -> int:
         return FAILED
     result = program.result
     assert result is not None
-    records.status(program.status())
+    records.say(StatusRecord(tuple(program.status())))
     # Also if the program starts again: the user who ended it wants to know how it ended.
     channel.end(ProgramEnd(result, supervision.stacks()))
     if supervision.comes_back() and result.outcome is Outcome.INTERRUPTED:
@@ -166,11 +164,11 @@ class _Log(SupervisorChannel):
 
     def tell(self, program: RunningProgram) -> None:
         if not self._is_up:
-            self._records.up()
+            self._records.say(Up())
             self._is_up = True
         status, awaited = program.status(), self._exchange.awaited
         if self._pace.allows(status, awaited, time.monotonic()):
-            self._records.status(status, awaited)
+            self._records.say(StatusRecord(tuple(status), awaited))
         if self._is_launcher_silent():
             program.request_stop(
                 f"no message came from the launching process for {self._silence_s:g} s",
@@ -188,7 +186,7 @@ class _Log(SupervisorChannel):
         return _read(_STACKS)
 
     def answer(self, question: str, stacks: Mapping[str, str]) -> None:
-        self._records.stacks(question, stacks)
+        self._records.say(Stacks(question, stacks))
 
     def fail(self, text: str) -> None:
         failure = NodeFailure(SUPERVISOR, socket.gethostname(), text.splitlines()[0])

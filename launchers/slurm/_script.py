@@ -154,12 +154,8 @@ def _devices(count: int, each: float) -> int:
 class Submission:
     """The user's options for the batch system, the same for all components.
 
-    Attributes:
-        options: Options of sbatch by name; None: sbatch's default.
-        gres: Value of `--gres` on hosts whose nodes need accelerators; None: `gpu:N`.
-        notice_s: Seconds before the time limit at which the program is asked to stop.
-        requeue: Whether Slurm may start it again.
-        extra: Further options of sbatch, like `--exclusive`.
+    `options` are those of sbatch by name. `gres` is asked for on hosts whose nodes need
+    accelerators, by default `gpu:N`. The program is asked to stop `notice_s` before the time limit.
     """
 
     options: Mapping[str, str | None]
@@ -342,19 +338,17 @@ def read_job(answer: str) -> JobState:
 
 
 def _read_line(line: str) -> JobState:
-    def field(name: str, default: str = "") -> str:
-        found = re.search(rf"(?:^|\s){name}=(\S*)", line)
-        return found[1] if found else default
-
-    state = field("JobState")
-    if not state:
+    fields: dict[str, str] = {}
+    for name, value in re.findall(r"(?:^|\s)(\w+)=(\S*)", line):
+        fields.setdefault(name, value)
+    if not fields.get("JobState"):
         raise ValueError(f"this is no job: {line!r}")
     return JobState(
-        state,
-        field("Reason", "None"),
-        field("ExitCode", "0:0"),
-        field("BatchHost"),
-        field("StdOut"),
+        fields["JobState"],
+        fields.get("Reason", "None"),
+        fields.get("ExitCode", "0:0"),
+        fields.get("BatchHost", ""),
+        fields.get("StdOut", ""),
     )
 
 

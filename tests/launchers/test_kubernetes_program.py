@@ -20,7 +20,7 @@ from launchers.hosts.elsewhere import ProgramEnd
 from launchers.kubernetes._client import ApiError, Cancellation
 from launchers.kubernetes._names import Names
 from launchers.kubernetes._program import KubernetesProgram
-from launchers.kubernetes._records import RecordWriter
+from launchers.kubernetes._records import RecordWriter, Stacks, StatusRecord, Up
 from launchers.kubernetes._state import WaitLimits
 from launchers.kubernetes._timing import Timing
 from launchpad_lite.errors import LaunchError
@@ -98,14 +98,16 @@ class Cluster:
         """Has all pods run, and the supervisor place its node."""
         self.put(_owned(running(RUN, container="supervisor", uid="s")))
         self.put(_owned(running(HOST, uid="1")))
-        self.say(lambda records: records.up())
+        self.say(lambda records: records.say(Up()))
         self.say_status("running")
 
     def say(self, write: Callable[[RecordWriter], None]) -> None:
         write(self._writer)
 
     def say_status(self, state: str) -> None:
-        self.say(lambda records: records.status([NodeStatus("actor[0]", state, HOST, 1, {})], []))
+        self.say(
+            lambda records: records.say(StatusRecord((NodeStatus("actor[0]", state, HOST, 1, {}),)))
+        )
 
     def end(self, result: ProgramResult, code: int = 0) -> None:
         self.say(lambda records: records.end(ProgramEnd(result, {"actor[0]": "its threads"})))
@@ -330,8 +332,8 @@ def test_another_shell_asks_where_threads_are(lab: Lab) -> None:
         asked = poll_until(
             lambda: re.findall(r"launchpad-lite/stacks': '(\w+)'", str(lab.cluster.requests))
         )
-        lab.cluster.say(lambda records: records.stacks("of another", {}))
-        lab.cluster.say(lambda records: records.stacks(asked[0], {"actor[0]": "in run"}))
+        lab.cluster.say(lambda records: records.say(Stacks("of another", {})))
+        lab.cluster.say(lambda records: records.say(Stacks(asked[0], {"actor[0]": "in run"})))
 
     thread = threading.Thread(target=answer)
     thread.start()

@@ -184,7 +184,7 @@ def test_lines_that_are_missing_are_told(first: int, count: int) -> None:
 def test_a_stream_that_is_cut_anywhere_gives_nothing_wrong(data: st.DataObject) -> None:
     with Log() as log:
         log.writer.show("actor[0]", b"hello\n")
-        log.writer.up()
+        log.writer.say(Up())
         log.writer.end(an_end())
         content = log.data()
     cut = data.draw(st.integers(0, len(content)))
@@ -329,9 +329,9 @@ def test_the_status_of_many_nodes_and_lines_of_notes_arrive() -> None:
         for i in range(500)
     ]
     with Log() as log:
-        log.writer.status(nodes)
-        log.writer.status([])
-        log.writer.up()
+        log.writer.say(StatusRecord(tuple(nodes)))
+        log.writer.say(StatusRecord(()))
+        log.writer.say(Up())
         log.writer.note("one\ntwo")
         records = read(log.lines())
     assert records == [StatusRecord(tuple(nodes)), StatusRecord(()), Up(), Note("one"), Note("two")]
@@ -340,8 +340,8 @@ def test_the_status_of_many_nodes_and_lines_of_notes_arrive() -> None:
 def test_a_record_whose_piece_is_lost_is_not_read() -> None:
     nodes = [NodeStatus(f"actor[{i}]", "running", "h", i, {}) for i in range(200)]
     with Log() as log:
-        log.writer.status(nodes)
-        log.writer.status(nodes)
+        log.writer.say(StatusRecord(tuple(nodes)))
+        log.writer.say(StatusRecord(tuple(nodes)))
         lines = log.lines()
     assert len(lines) >= 4
     records = read(lines[:1] + lines[2:])
