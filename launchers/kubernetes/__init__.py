@@ -393,7 +393,7 @@ class KubernetesLauncher(Launcher):
                 if each["kind"] == "Job":
                     api.create(owned(each, made))
         except BaseException as error:  # an interrupt, too
-            left = _remove(api, made, root, author, error, self._timing)
+            left = self._remove(api, made, root, author, error)
             left += take_back(packed) if is_put else ""
             if left and isinstance(error, LaunchError):
                 error.args = (f"{error}{left}", *error.args[1:])
@@ -402,6 +402,32 @@ class KubernetesLauncher(Launcher):
                     f"launchpad: the launch of {root['metadata']['name']} was interrupted{left}\n"
                 )
             raise
+
+    def _remove(
+        self, api: Api, made: Json | None, root: Json, author: str, reason: BaseException
+    ) -> str:
+        """Deletes the first object of a run if we have created it; returns what remains, for people."""
+        kind, name = root["kind"], root["metadata"]["name"]
+        if made is None and isinstance(reason, ApiError) and reason.attempts == 1:
+            if reason.status is not None and reason.status < 500:
+                return ""  # it was refused
+        try:
+            for left in reversed(range(_LOOKS)):
+                found = made or api.get(kind, name)
+                if found is not None:
+                    if made is not None or created_by(found) == author:
+                        api.delete(kind, name, uid=found["metadata"]["uid"])
+                    break
+                if left:
+                    time.sleep(self._timing.look_s)
+        except (ApiError, KeyboardInterrupt, SystemExit) as error:
+            remains = "may remain" if made is None else "remains"
+            why = str(error) if isinstance(error, ApiError) else "interrupted again"
+            return (
+                f"; what was created {remains} ({why}). Remove it: "
+                f"kubectl delete {kind.lower()} {name} -n {api.namespace}"
+            )
+        return ""
 
     def attach(self, reference: str) -> RunningProgram:
         """Returns the run of this name, which was launched before, by this process or another."""
@@ -466,38 +492,6 @@ uid=
 """
 _RESUME = """\
 kubectl patch {flags} {kind} {name} --type=merge -p '{{"spec":{{"suspend":false}}}}'"""
-
-
-def _remove(
-    api: Api,
-    made: Json | None,
-    root: Json,
-    author: str,
-    reason: BaseException,
-    timing: Timing,
-) -> str:
-    """Deletes the first object of a run if we have created it; returns what remains, for people."""
-    kind, name = root["kind"], root["metadata"]["name"]
-    if made is None and isinstance(reason, ApiError) and reason.attempts == 1:
-        if reason.status is not None and reason.status < 500:
-            return ""  # it was refused
-    try:
-        for left in reversed(range(_LOOKS)):
-            found = made or api.get(kind, name)
-            if found is not None:
-                if made is not None or created_by(found) == author:
-                    api.delete(kind, name, uid=found["metadata"]["uid"])
-                break
-            if left:
-                time.sleep(timing.look_s)
-    except (ApiError, KeyboardInterrupt, SystemExit) as error:
-        remains = "may remain" if made is None else "remains"
-        why = str(error) if isinstance(error, ApiError) else "interrupted again"
-        return (
-            f"; what was created {remains} ({why}). Remove it: "
-            f"kubectl delete {kind.lower()} {name} -n {api.namespace}"
-        )
-    return ""
 
 
 def _jobset(api: Api, name: str) -> Json | None:

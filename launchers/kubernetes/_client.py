@@ -680,9 +680,6 @@ class _ApiRequest:
         return f"cannot {self.verb} {self.kind} {self.name}".rstrip()
 
 
-# Configuration
-
-
 @dataclass(frozen=True)
 class _Found:
     """Settings that a configuration of the package has no field for."""

@@ -212,9 +212,6 @@ def _not_json(value: object, where: str) -> Iterator[str]:
         yield f"{where}: it cannot be written as JSON: {error}"
 
 
-# The strategic merge
-
-
 def _patch_mistakes(patch: Mapping[str, Any]) -> Iterator[str]:
     for name in patch:
         if name not in ("metadata", "spec"):
