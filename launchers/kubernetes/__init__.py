@@ -408,9 +408,9 @@ class KubernetesLauncher(Launcher):
     ) -> str:
         """Deletes the first object of a run if we have created it; returns what remains, for people."""
         kind, name = root["kind"], root["metadata"]["name"]
-        if made is None and isinstance(reason, ApiError) and reason.attempts == 1:
-            if reason.status is not None and reason.status < 500:
-                return ""  # it was refused
+        if made is None and isinstance(reason, ApiError) and (reason.status or 500) < 500:
+            if reason.is_final or reason.attempts == 1:
+                return ""  # it was refused, and no earlier attempt can have created it
         try:
             for left in reversed(range(_LOOKS)):
                 found = made or api.get(kind, name)

@@ -117,13 +117,8 @@ class Sight:
 
     def machine(self, host: str) -> str:
         """Returns the last known machine of the pods with a host name."""
-        pods = reversed(self.pods_of_nodes())
-        return next(
-            filter(
-                None, (_reasons.machine_of(pod) for pod in pods if _reasons.host_of(pod) == host)
-            ),
-            "",
-        )
+        pods = [pod for pod in self.pods_of_nodes() if _reasons.host_of(pod) == host]
+        return next(filter(None, map(_reasons.machine_of, reversed(pods))), "")
 
     def events_of(self, pod: Json) -> Sequence[Json]:
         """Returns the warnings about a pod, the latest last."""
