@@ -61,35 +61,27 @@ Action = Callable[[int, Iterator[Any]], Any]
 
 @dataclass(frozen=True)
 class JobStage:
-    """A part of a job that runs without an exchange of items.
-
-    Attributes:
-        number: Its place, from 1.
-        count: Of the stages of the job.
-        title: What it does, for people.
-    """
+    """A part of a job that runs without an exchange of items: stage `number` (from 1) of `count`."""
 
     number: int
     count: int
     title: str
 
+    def __str__(self) -> str:
+        return f"stage {self.number} ({self.title})"
+
 
 @dataclass(frozen=True)
 class PartitionStep:
-    """One partition to compute.
-
-    Attributes:
-        stage: What it is a part of.
-        operation: The operation whose partition it is, by number.
-        partition: Which one.
-        target: Number of the wide or cached operation that it is for; None: it is for the action.
-        source: Index of the partition among the inputs of that.
-    """
+    """One partition to compute."""
 
     stage: JobStage
+    #: The operation whose partition it is, by number.
     operation: int
     partition: int
+    #: Number of the wide or cached operation that it is for; None: it is for the action.
     target: int | None
+    #: Index of the partition among the inputs of that.
     source: int
 
 
@@ -99,7 +91,7 @@ Operations = Mapping[int, Operation]
 
 def where(step: PartitionStep, operations: Operations) -> str:
     """Returns stage, partition and file of a step, for people."""
-    text = f"stage {step.stage.number} ({step.stage.title}), partition {step.partition}"
+    text = f"{step.stage}, partition {step.partition}"
     *_, (first, index) = chain_of(operations[step.operation], step.partition)
     return f"{text} ({first.blocks[index]})" if isinstance(first, LinesSource) else text
 
@@ -107,9 +99,7 @@ def where(step: PartitionStep, operations: Operations) -> str:
 def limit(memory_bytes: int | None, workers: int | None = None) -> int:
     """Returns two fifths of the memory for data, for what is computed: the rest is in transit.
 
-    Args:
-        memory_bytes: What the user says; None: its part of half of the machine's memory.
-        workers: How many share the machine; None: one for each core.
+    By default, the memory is a worker's part of half of the machine's, and each core has a worker.
     """
     if memory_bytes is None:
         import psutil
@@ -132,10 +122,7 @@ def items_of(
 ) -> Iterator[Any]:
     """Returns the items of a partition.
 
-    Args:
-        operation: Whose partition.
-        partition: Which one.
-        begin: Returns those of `ItemsSource`, `Shuffled` and `Cached`, which others have computed.
+    `begin` returns those of `ItemsSource`, `Shuffled` and `Cached`, which others have computed.
     """
     narrow: list[Narrow] = []
     for each, index in chain_of(operation, partition):
@@ -217,23 +204,13 @@ class Computing:
     """Takes items apart for wide operations, and brings them together. Thread-safe."""
 
     def __init__(self, memory_bytes: int, spill_folder: str | None) -> None:
-        """Sets the limits.
-
-        Args:
-            memory_bytes: That it takes, about.
-            spill_folder: Where the rest goes; None: the system's folder for temporary files.
-        """
+        """Sets how much memory it takes, about, and where the rest goes."""
         self._memory_bytes = memory_bytes
         self._spill_folder = spill_folder
         _tidy_heap()
 
     def chunks(self, items: Iterator[Any], streams: int = _STREAMS) -> Iterator[bytes]:
-        """Yields chunks of items.
-
-        Args:
-            items: The items.
-            streams: From how many such iterators a chunk is to fit into memory at a time.
-        """
+        """Yields chunks of items, so small that one from each of so many streams fits into memory."""
         return chunks_of(items, min(_CHUNK_BYTES, self._memory_bytes // streams))
 
     def scatter(
@@ -269,8 +246,7 @@ class Computing:
             fetch: Returns the chunks of some inputs, in order; the second argument says whether they
                 may be in memory at the same time.
         """
-        passes = max(1, math.ceil(total / self._memory_bytes))
-        passes = min(passes, _MOST_PASSES)
+        passes = min(_MOST_PASSES, max(1, math.ceil(total / self._memory_bytes)))
 
         def fetched(sources: Sequence[int]) -> Iterator[Any]:
             return loaded(fetch(sources, passes == 1))
@@ -281,28 +257,23 @@ class Computing:
         if shuffle.kind == "sort":
             return self._sorted(shuffle, fetched(everything), passes)
         # A partition that does not fit is read several times, for some of the keys each time.
-        rounds = [
-            functools.partial(_is_in_round, shuffle.partitions, passes, number)
-            for number in range(passes)
-        ]
-        selected = [
-            (lambda items: items) if passes == 1 else functools.partial(filter, chosen)
-            for chosen in rounds
-        ]
+        sides = [everything]
+        merge: Callable[..., Iterator[Any]] = _grouped
         if shuffle.kind == "join":
             border = shuffle.parents[0].partitions
-            left, right = everything[:border], everything[border:]
-            return itertools.chain.from_iterable(
-                _joined(select(fetched(left)), select(fetched(right))) for select in selected
-            )
-        if shuffle.kind == "group":
-            merge: Callable[[Iterable[Any]], Iterator[Any]] = _grouped
-        else:
-            assert shuffle.function is not None
+            sides, merge = [everything[:border], everything[border:]], _joined
+        elif shuffle.function is not None:
             merge = functools.partial(_reduced, shuffle.function)
-        return itertools.chain.from_iterable(
-            merge(select(fetched(everything))) for select in selected
-        )
+
+        def merged(number: int) -> Iterator[Any]:
+            parts = [fetched(sources) for sources in sides]
+            if passes > 1:
+                is_chosen = functools.partial(_is_in_round, shuffle.partitions, passes, number)
+                parts = [filter(is_chosen, items) for items in parts]
+            return merge(*parts)
+
+        # No `map`, which would take a StopIteration of the function for its end.
+        return itertools.chain.from_iterable(merged(number) for number in range(passes))
 
     def _combined(
         self, items: Iterator[Any], function: Callable[[Any, Any], Any]
@@ -356,8 +327,8 @@ class Computing:
             key=shuffle.key,
             reverse=shuffle.reverse,
         )
-        everything = itertools.chain(merged, loaded(store.stream(owner, "nan")))
-        return _then(everything, functools.partial(store.drop, owner))
+        # The file is gone with the last of these streams.
+        return itertools.chain(merged, loaded(store.stream(owner, "nan")))
 
 
 def _look(items: Collection[Any], look: int, most_bytes: int) -> tuple[bool, int]:
@@ -373,13 +344,6 @@ def _tidy_heap() -> None:
     with contextlib.suppress(AttributeError):  # another library than that of GNU
         ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _then(items: Iterator[Any], end: Callable[[], None]) -> Iterator[Any]:
-    try:
-        yield from items
-    finally:
-        end()
 
 
 def _is_in_round(partitions: int, rounds: int, number: int, item: tuple[Any, Any]) -> bool:

@@ -56,18 +56,7 @@ class DaskBackend(Backend):
         spill_folder: str | None,
         show: Show,
     ) -> None:
-        """Connects to a cluster.
-
-        Args:
-            address: Of the scheduler; None: a cluster of processes is started here.
-            workers: How many partitions are computed at a time; None: as many as there are cores.
-            memory_bytes: For the data of a task.
-            spill_folder: Where a task puts the rest.
-            show: Is called while a stage runs.
-
-        Raises:
-            EngineError: Dask is not installed, or its scheduler does not answer.
-        """
+        """Connects to a scheduler, or starts a cluster of processes here."""
         try:
             import distributed
         except ImportError as error:
@@ -106,8 +95,8 @@ class DaskBackend(Backend):
         submit = functools.partial(self._submit, job, payload, received)
         try:
             self._prepare(submit, operation)
-            inputs = [(operation, partition) for partition in range(operation.partitions)]
-            return list(map(pickle.loads, self._wait(submit(inputs, None))))
+            tasks = submit(operation.own_partitions, None)
+            return list(map(pickle.loads, self._wait(tasks)))
         except BaseException:
             # Partitions that were to be cached, and were not.
             bad = [
@@ -175,12 +164,7 @@ class DaskBackend(Backend):
         return []
 
     def _wait(self, tasks: Sequence[tuple[Any, PartitionStep]]) -> list[Any]:
-        """Returns the results of tasks.
-
-        Raises:
-            TaskError: One of them has failed.
-            SpillError: The disk takes no more.
-        """
+        """Returns the results of tasks."""
         import distributed
 
         steps = dict(tasks)
@@ -204,10 +188,7 @@ def _raise(future: Any, step: PartitionStep) -> None:
     except (TaskError, SpillError):
         raise
     except Exception as error:
-        stage = step.stage
-        raise TaskError(
-            f"stage {stage.number} ({stage.title}), partition {step.partition}: {error}"
-        ) from error
+        raise TaskError(f"{step.stage}, partition {step.partition}: {error}") from error
 
 
 def _compute(

@@ -19,12 +19,9 @@ Show = Callable[[JobStage, int, int], None]
 
 
 class Backend(Protocol):
-    """Runs jobs: our workers, or those of another system. Used by one thread at a time.
+    """Runs jobs: our workers, or those of another system. Used by one thread at a time."""
 
-    Attributes:
-        workers: How many partitions are computed at a time.
-    """
-
+    #: How many partitions are computed at a time.
     workers: int
 
     def run(
@@ -49,31 +46,20 @@ class Backend(Protocol):
 
 
 class Job:
-    """One action: its operations, as the workers get them.
+    """One action: its operations, as the workers get them."""
 
-    Attributes:
-        payload: The pickle of operations by their number, and of the action.
-        broadcasts: The broadcasts that the payload needs, by name.
-    """
+    #: The pickle of operations by their number, and of the action.
+    payload: bytes
+    #: The broadcasts that the payload needs, by name.
+    broadcasts: dict[str, Broadcast[Any]]
 
     def __init__(self, operation: Operation, action: Action, title: str) -> None:
-        """Pickles it.
-
-        Args:
-            operation: Whose partitions are computed.
-            action: What is done with them.
-            title: Of the action, for people.
-
-        Raises:
-            TypeError: A function cannot be pickled.
-        """
+        """Pickles it. A function that cannot be pickled is a TypeError."""
         self._title = title
         self._shuffles = shuffles_of(operation)
         # Cached: each task asks, and each answer is a walk through the plan.
         self._stages: dict[tuple[int, int], JobStage] = {}
         operations = {each.number: each for each in operations_of(operation)}
-        self.payload: bytes
-        self.broadcasts: dict[str, Broadcast[Any]]
         try:
             self.payload, self.broadcasts = dump((operations, action))
         except EngineError:
@@ -85,16 +71,14 @@ class Job:
         """Returns the stage that computes an operation for a wide or cached one, or for the action."""
         key = operation.number, 0 if target is None else target.number
         if key not in self._stages:
-            self._stages[key] = self._stage_of(operation, target)
+            if isinstance(target, Shuffled):
+                number = self._shuffles.index(target) + 1
+            else:
+                number = len(shuffles_of(operation)) + 1
+            title = self._title if target is None else target.title
+            title = f"{pipeline_of(operation)} → {title}"
+            self._stages[key] = JobStage(number, len(self._shuffles) + 1, title)
         return self._stages[key]
-
-    def _stage_of(self, operation: Operation, target: Operation | None) -> JobStage:
-        title = self._title if target is None else target.title
-        if isinstance(target, Shuffled):
-            number = self._shuffles.index(target) + 1
-        else:
-            number = len(shuffles_of(operation)) + 1
-        return JobStage(number, len(self._shuffles) + 1, f"{pipeline_of(operation)} → {title}")
 
     def step(
         self, operation: Operation, partition: int, target: Operation | None, source: int

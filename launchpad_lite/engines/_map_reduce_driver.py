@@ -103,13 +103,7 @@ class Driver(Backend):
     """Runs jobs on workers, one at a time."""
 
     def __init__(self, workers: Sequence[Any], show: Show, *, is_alone: bool = False) -> None:
-        """Makes one.
-
-        Args:
-            workers: Clients of the workers, in order.
-            show: Is called while a stage runs.
-            is_alone: Whether the workers are for it alone, and come back if they are ended.
-        """
+        #: Whether the workers are for it alone, and come back if they are ended.
         self._is_alone = is_alone
         self._places = [_WorkerPlace(index, client) for index, client in enumerate(workers)]
         self._show = show
@@ -135,30 +129,25 @@ class Driver(Backend):
         results: dict[int, Any] = {}
         try:
             while True:
-                wide = shuffles_of(operation, self._is_cached)
                 # In this order, since the later ones need the earlier; from the start again when
                 # something was lost.
-                for shuffle in wide:
-                    outputs = self._outputs.setdefault(shuffle.number, {})
+                for shuffle in [*shuffles_of(operation, self._is_cached), None]:
+                    if shuffle is None:
+                        inputs, found = operation.own_partitions, results
+                    else:
+                        inputs = shuffle.inputs
+                        found = self._outputs.setdefault(shuffle.number, {})
                     missing = [
-                        _Planned(parent, partition, shuffle, source)
-                        for source, (parent, partition) in enumerate(shuffle.inputs)
-                        if source not in outputs
+                        _Planned(each, partition, shuffle, source)
+                        for source, (each, partition) in enumerate(inputs)
+                        if source not in found
                     ]
                     if missing:
-                        stage = job.stage(shuffle.parents[0], shuffle)
-                        self._execute(job, name, missing, outputs, stage, len(shuffle.inputs))
+                        stage = job.stage(inputs[0][0], shuffle)
+                        self._execute(job, name, missing, found, stage, len(inputs))
                         break
                 else:
-                    rest = [
-                        _Planned(operation, partition, None, partition)
-                        for partition in range(operation.partitions)
-                        if partition not in results
-                    ]
-                    if not rest:
-                        return [results[partition] for partition in range(operation.partitions)]
-                    stage = job.stage(operation, None)
-                    self._execute(job, name, rest, results, stage, operation.partitions)
+                    return [results[partition] for partition in range(operation.partitions)]
         finally:
             self._forget([name], [] if keep else [each.number for each in shuffles_of(operation)])
 
@@ -249,7 +238,7 @@ class Driver(Backend):
                         waiting.append(each)
                     except courier.SerializationError as error:
                         raise TaskError(
-                            f"worker {place.index}: stage {stage.number} ({stage.title}), partition {each.partition}: {error}"
+                            f"worker {place.index}: {stage}, partition {each.partition}: {error}"
                         ) from error
                 if time.monotonic() - shown_at >= _SHOW_S:
                     shown_at = time.monotonic()
@@ -352,16 +341,12 @@ class Driver(Backend):
     def _note_loss(
         self, planned: _Planned, place: _WorkerPlace, stage: JobStage, most: int = _MOST_LOSSES
     ) -> None:
-        """Counts that a task has lost its worker or its input.
-
-        Raises:
-            TaskError: Too often: it may be what ends the workers.
-        """
+        """Counts that a task has lost its worker or its input; too often is a TaskError."""
         key = planned.key, most
         self._losses[key] += 1
         if self._losses[key] < most:
             return
-        where = f"partition {planned.partition} of stage {stage.number} ({stage.title})"
+        where = f"partition {planned.partition} of {stage}"
         if most == _MOST_MISSES:
             raise TaskError(f"the input of {where} was lost {most} times")
         raise TaskError(

@@ -46,33 +46,24 @@ class NotPreparedError(EngineError):
 
 @dataclass(frozen=True)
 class StageOutput:
-    """The output of a task, kept by its worker for the tasks of the next stage.
-
-    Attributes:
-        worker: Index of the worker.
-        life: Which stay of the driver there.
-        weights: Bytes of memory that it takes to load what each partition of the next stage gets.
-    """
+    """The output of a task, kept by its worker for the tasks of the next stage."""
 
     worker: int
+    #: Which stay of the driver there.
     life: str
+    #: Bytes of memory that it takes to load what each partition of the next stage gets.
     weights: Sequence[int]
 
 
 @dataclass(frozen=True)
 class StepRequest:
-    """A step, and what it needs.
-
-    Attributes:
-        job: Whose operations these are.
-        step: What to compute.
-        items: Pickled items of its input partition, if the driver has them.
-        outputs: Where its input items are, if they come from a wide operation.
-    """
+    """A step, and what it needs."""
 
     job: str
     step: PartitionStep
+    #: Pickled items of its input partition, if the driver has them.
     items: bytes
+    #: Where its input items are, if they come from a wide operation.
     outputs: Sequence[StageOutput]
 
 
@@ -97,19 +88,11 @@ class MapReduceWorker:
         memory_bytes: int | None,
         spill_folder: str | None,
     ) -> None:
-        """Makes one that knows no job yet.
-
-        Args:
-            index: Which one it is.
-            peers: Clients of all workers, in order; None in the place of this one.
-            memory_bytes: For data, in bytes; None: its part of half of the machine's memory.
-            spill_folder: Where the rest goes; None: the system's folder for temporary files.
-        """
         self._index = index
+        #: Clients of all workers, in order; None in the place of this one.
         self._peers = peers
-        part = limit(memory_bytes, len(peers))
         self._store = ChunkStore(spill_folder)
-        self._computes = Computing(part, spill_folder)
+        self._computes = Computing(limit(memory_bytes, len(peers)), spill_folder)
         #: By life.
         self._stays: dict[str, _Stay] = {}
         self._computing = threading.Lock()
@@ -149,25 +132,11 @@ class MapReduceWorker:
 
     @courier.idempotent
     def receive(self, life: str, name: str, data: bytes) -> None:
-        """Takes a value that functions use.
-
-        Raises:
-            NotPreparedError: There is no such life.
-        """
+        """Takes a value that functions use."""
         self._stay(life, name).broadcasts[name] = pickle.loads(data)
 
     def prepare(self, life: str, job: str, payload: bytes, broadcasts: Sequence[str]) -> None:
-        """Takes the operations of a job. Drops values that the driver does not have any more.
-
-        Args:
-            life: Of the driver.
-            job: Its name.
-            payload: Operations and action.
-            broadcasts: Names of the values that functions may still use.
-
-        Raises:
-            NotPreparedError: There is no such life.
-        """
+        """Takes the operations of a job. Drops values that functions cannot use any more."""
         stay = self._stay(life, job)
         stay.broadcasts = {name: stay.broadcasts[name] for name in broadcasts}
         stay.jobs[job] = load_job(payload, stay.broadcasts)
@@ -196,22 +165,14 @@ class MapReduceWorker:
     def fetch(
         self, life: str, shuffle: int, sources: Sequence[int], partition: int
     ) -> list[list[bytes]]:
-        """Returns chunks of the output of tasks, by task.
-
-        Raises:
-            MissingError: It is not here any more.
-        """
+        """Returns chunks of the output of tasks, by task."""
         self._check(life, shuffle, sources)
         return [self._store.get((life, shuffle), (source, partition)) for source in sources]
 
     def fetch_in_turn(
         self, life: str, shuffle: int, source: int, partition: int
     ) -> Iterator[bytes]:
-        """Yields what `fetch` returns for one task.
-
-        Raises:
-            MissingError: It is not here any more.
-        """
+        """Yields what `fetch` returns for one task."""
         self._check(life, shuffle, [source])
         yield from self._store.stream((life, shuffle), (source, partition))
 
@@ -220,14 +181,7 @@ class MapReduceWorker:
             raise MissingError(life)
 
     def compute(self, life: str, task: StepRequest) -> Any:
-        """Computes a partition.
-
-        Args:
-            life: Of the driver.
-            task: What to compute.
-
-        Returns:
-            The result; the `StageOutput` if it is for another stage.
+        """Returns the result of the action for a partition, or a `StageOutput` for another stage.
 
         Raises:
             NotPreparedError: `prepare` comes first.
@@ -266,9 +220,8 @@ class MapReduceWorker:
         else:
             target = operations[step.target]
             assert isinstance(target, Shuffled)
-            result = StageOutput(
-                self._index, stay.life, self._leave(stay.life, target, step.source, items)
-            )
+            weights = self._leave(stay.life, target, step.source, items)
+            result = StageOutput(self._index, stay.life, weights)
         if missing:  # the user's code may have caught it
             raise missing[0]
         return result

@@ -25,6 +25,8 @@ _numbers = itertools.count(uuid.uuid4().int)
 
 #: Iterators in iterators: each takes some of the C stack, which Python does not watch.
 _MOST_NESTED = 100
+#: Items that go through a longer chain at a time.
+_AT_ONCE = 16
 #: Names of operations in the title of a stage.
 _MOST_NAMES = 8
 
@@ -39,18 +41,13 @@ Kind = Literal["reduce", "group", "join", "sort", "spread"]
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One step of a pipeline.
+    """One step of a pipeline."""
 
-    Attributes:
-        title: For people, as `map(<lambda>)`.
-        partitions: How many it has.
-        parents: Where its items come from.
-        number: Its identity.
-    """
-
+    #: For people, as `map(<lambda>)`.
     title: str
     partitions: int
     parents: "tuple[Operation, ...]" = ()
+    #: Its identity.
     number: int = field(default_factory=lambda: next(_numbers))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -58,9 +55,14 @@ class Operation:
         return {**self.__dict__, "parents": tuple(each.number for each in self.parents)}
 
     @property
+    def own_partitions(self) -> "list[tuple[Operation, int]]":
+        """All its partitions, in order."""
+        return [(self, index) for index in range(self.partitions)]
+
+    @property
     def inputs(self) -> "list[tuple[Operation, int]]":
         """All partitions of its parents, in order."""
-        return [(parent, index) for parent in self.parents for index in range(parent.partitions)]
+        return [each for parent in self.parents for each in parent.own_partitions]
 
     def sources(self, partition: int) -> "list[tuple[Operation, int]]":
         """Returns which partitions of its parents a partition comes from, if it is narrow."""
@@ -69,16 +71,11 @@ class Operation:
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a text file: the lines that begin in a range of bytes.
-
-    Attributes:
-        path: The file.
-        start: Its first byte.
-        end: The byte after its last one; None: all, unpacked by gzip.
-    """
+    """A part of a text file: the lines that begin in a range of bytes."""
 
     path: Path
     start: int
+    #: The byte after its last one; None: all, unpacked by gzip.
     end: int | None
 
     def __str__(self) -> str:
@@ -203,22 +200,16 @@ class Cached(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Shuffled(Operation):
-    """Items brought together from all partitions of the parents.
-
-    Attributes:
-        kind: How.
-        function: What combines two values of a key, for "reduce".
-        key: Returns the key of an item, for "sort".
-        bounds: Keys between partitions, for "sort".
-        reverse: The order, for "sort".
-        seed: Decides which item goes where, for "spread".
-    """
+    """Items brought together from all partitions of the parents."""
 
     kind: Kind = "group"
+    #: What combines two values of a key, for "reduce".
     function: Callable[[Any, Any], Any] | None = None
+    # For "sort": what returns the key of an item, the keys between partitions, and the order.
     key: Callable[[Any], Any] = operator.itemgetter(0)
     bounds: tuple[Any, ...] = ()
     reverse: bool = False
+    #: Decides which item goes where, for "spread".
     seed: int = 0
 
     def sources(self, partition: int) -> list[tuple[Operation, int]]:  # noqa: ARG002
@@ -242,11 +233,7 @@ class Shuffled(Operation):
                 yield partition, items[start:end]
 
     def place(self, source: int) -> Callable[[Any], int]:
-        """Returns a function that says which partition an item goes to.
-
-        Args:
-            source: Index of the input that the items come from.
-        """
+        """Returns a function that says which partition an item of an input goes to."""
         count = self.partitions
         if self.kind == "spread":
             rng = random.Random(f"{self.seed} {source}")  # noqa: S311 - no secret
@@ -255,11 +242,7 @@ class Shuffled(Operation):
 
 
 def sort(items: list[Any], key: Callable[[Any], Any], *, reverse: bool) -> list[Any]:
-    """Sorts items in place by their keys. Takes those out whose key is NaN, and returns them.
-
-    Raises:
-        OrderError: Keys cannot be compared, or NaN is within one.
-    """
+    """Sorts items in place by their keys. Takes those out whose key is NaN, and returns them."""
     # This loop runs in C, and takes a StopIteration of the function for the end of the items.
     keys = list(map(key, items))
     if len(keys) < len(items):
@@ -314,28 +297,11 @@ def apply_all(narrow: Iterable[Narrow], items: Iterator[Any]) -> Iterator[Any]:
 
 
 def _apply_in_turn(steps: Sequence[Narrow], items: Iterator[Any]) -> Iterator[Any]:
-    """Yields what many steps make of items, without nested iterators, whose depth is limited."""
-    # Where items come from, and the step that they are to go through next.
-    stack = [(items, 0)]
-    while stack:
-        source, first = stack[-1]
-        depth = len(stack)
-        for item in source:
-            for place, step in enumerate(itertools.islice(steps, first, None), first + 1):
-                result = step.function(item)
-                if step.how == "flat_map":
-                    stack.append((iter(result), place))
-                    break
-                if step.how == "map":
-                    item = result
-                elif not result:
-                    break
-            else:
-                yield item
-            if len(stack) > depth:
-                break
-        else:
-            stack.pop()
+    """Yields what many steps make of items, some at a time: their iterators are not nested."""
+    while some := list(itertools.islice(items, _AT_ONCE)):
+        for step in steps:
+            some = list(step.apply(iter(some)))
+        yield from some
 
 
 def beginnings_of(operation: Operation) -> Iterator[Operation]:
@@ -354,9 +320,7 @@ def operations_of(
 ) -> list[Operation]:
     """Returns an operation and all that it needs, each once, after those that it needs itself.
 
-    Args:
-        operation: The one.
-        is_there: Returns whether the items of one are there already, so that it needs nothing.
+    An operation whose items are there already needs nothing, and is left out.
     """
     found: list[Operation] = []
     seen: set[int] = set()
@@ -403,10 +367,10 @@ def lines_blocks(paths: Sequence[Path], block_bytes: int) -> tuple[Block, ...]:
     """Returns files cut into blocks; those that gzip has packed are blocks as a whole."""
     blocks: list[Block] = []
     for path in paths:
-        size = path.stat().st_size
         if path.suffix == ".gz":
             blocks.append(Block(path, 0, None))
             continue
+        size = path.stat().st_size
         starts = range(0, size, block_bytes) or [0]
         blocks += [Block(path, start, min(start + block_bytes, size)) for start in starts]
     return tuple(blocks)

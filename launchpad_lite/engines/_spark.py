@@ -64,16 +64,7 @@ class SparkBackend(Backend):
     ) -> None:
         """Connects to Spark, or uses the context that this process has.
 
-        Args:
-            address: The master, as `spark://host:7077` or `local[4]`; None: that of the context that
-                there is, or of `spark-submit`, or this machine.
-            workers: How many partitions are computed at a time; None: what Spark says.
-            memory_bytes: For the data of a task.
-            spill_folder: Where a task puts the rest.
-            progress: Whether Spark shows how far a stage is.
-
-        Raises:
-            EngineError: Spark is not installed or does not start, or runs with another master.
+        Without an address, the master is that of this context, or of `spark-submit`, or this machine.
         """
         try:
             import pyspark
@@ -144,12 +135,7 @@ class SparkBackend(Backend):
     ) -> Any:
         """Returns the output of tasks for a wide or cached operation, or the results of the action.
 
-        Args:
-            job: What is computed.
-            task: What every task of it has.
-            operation: Whose partitions.
-            target: For which operation; None: for the action.
-            source: Index of the first partition among the inputs of that.
+        The first of their partitions is number `source` among the inputs of that.
         """
         begun = [self._begun(job, task, each) for each in beginnings_of(operation)]
         rdd = begun[0] if len(begun) == 1 else self._context.union(begun)
@@ -257,11 +243,7 @@ def _as_it_is(results: Iterator[Any]) -> Iterator[Any]:
 
 
 def _started(pyspark: Any, address: str | None, workers: int | None, *, progress: bool) -> Any:
-    """Returns a context of our own.
-
-    Raises:
-        EngineError: Spark does not start.
-    """
+    """Returns a context of our own."""
     conf = pyspark.SparkConf().setAppName("launchpad_lite")
     conf.set("spark.ui.showConsoleProgress", str(progress).lower())
     if address is not None:
