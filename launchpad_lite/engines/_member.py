@@ -68,32 +68,23 @@ Answer = tuple[JoinAnswer, list[Contact]]
 
 @dataclass(frozen=True)
 class StoredValue:
-    """One value.
-
-    Attributes:
-        value: The value.
-        version: How often it was changed.
-        applied: By the name of a peer: its life, and the last step whose update is in the value.
-    """
+    """One value."""
 
     value: Any
+    #: How often it was changed.
     version: int = 0
+    #: By the name of a peer: its life, and the last step whose update is in the value.
     applied: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass
 class OwnedPart:
-    """The part of the ring that one member owns.
-
-    Attributes:
-        owner: The member.
-        before: Where its range begins; None if the range is the whole circle.
-        seq: How often the part was changed.
-        entries: Its values.
-    """
+    """The part of the ring that one member owns."""
 
     owner: Contact
+    #: Where its range begins; None if the range is the whole circle.
     before: Contact | None
+    #: How often the part was changed.
     seq: int
     entries: dict[Key, StoredValue]
 
@@ -112,17 +103,9 @@ def key_place(key: Key) -> int:
 
 
 class RingMember:
-    """One member of the ring, or one that wants to be."""
+    """One member of the ring, or one that wants to be. Each key is on `replicas` members."""
 
     def __init__(self, me: Contact, replicas: int, call: CallMember, rng: random.Random) -> None:
-        """Makes one that is not on the ring.
-
-        Args:
-            me: How others reach it.
-            replicas: On how many members each key is; at least 2.
-            call: Reaches the others.
-            rng: For pauses.
-        """
         self.ring = Ring(me)
         #: Where newcomers begin: the step of the one that lets them in.
         self.step = 0
@@ -168,31 +151,18 @@ class RingMember:
         return self._me, list(self.ring.successors) if self._own is not None else []
 
     async def search(self, place: int, gone: set[str]) -> tuple[Contact, list[Contact] | None]:
-        """Returns itself as the owner of a place, and its successors; or whom to ask, and None.
-
-        Raises:
-            ElsewhereError: It is not on the ring.
-        """
-        own = self._on_ring()
-        following = None if own.has(place) else self.ring.next_hop(place, gone)
-        if following is not None:
-            return following, None
-        if not own.has(place):
+        """Returns itself as the owner of a place, and its successors; or whom to ask, and None."""
+        if self._on_ring().has(place):
+            return self._me, list(self.ring.successors)
+        following = self.ring.next_hop(place, gone)
+        if following is None:
             raise ElsewhereError(f"{self._me.name} knows no other peer")
-        return self._me, list(self.ring.successors)
+        return following, None
 
     # Called by others: the ring.
 
     async def admit(self, newcomer: Contact, seq: int) -> None:
-        """Lets a process onto the ring, before this member.
-
-        Args:
-            newcomer: The process.
-            seq: Where the numbers of its changes begin.
-
-        Raises:
-            ElsewhereError: Its place is not here.
-        """
+        """Lets a process onto the ring, before this member. Its changes are numbered from `seq`."""
         async with self._writing:
             own = self._on_ring()
             if own.before is not None and own.before.name == newcomer.name:
@@ -232,11 +202,7 @@ class RingMember:
         self.step = max(self.step, step)
 
     async def inherit(self, part: OwnedPart, copies: Sequence[OwnedPart]) -> None:
-        """Takes over from the member before it, which leaves.
-
-        Raises:
-            ElsewhereError: Another one is before it.
-        """
+        """Takes over from the member before it, which leaves."""
         own = self._on_ring()
         if own.before != part.owner or self._newcomer == part.owner:
             raise ElsewhereError(f"{part.owner.name} is not before {self._me.name}")
@@ -257,14 +223,10 @@ class RingMember:
         changes: Mapping[Key, StoredValue] | None,
         links: int,
     ) -> Answer:
-        """Takes changes of an owner, and passes them on.
+        """Takes changes of an owner, and passes them on `links` times.
 
-        Args:
-            sender: The member that has them and comes before this one.
-            owner: The owner of the values.
-            seq: The number of this change.
-            changes: What has changed; None only asks whether it has all changes up to `seq`.
-            links: How often it is to pass them on.
+        The sender has them, and comes before this member. Without changes, it only asks whether this
+        one has all up to number `seq`.
         """
         refused = self._refused(sender, owner)
         if refused is not None:
@@ -285,7 +247,7 @@ class RingMember:
 
         Args:
             sender: Who has them.
-            clock: Numbers the calls of this process: the newest one counts.
+            clock: Numbers the calls of the sender: the newest one counts.
             parts: Of the sender and of those before it, the nearest first.
             owner: The owner whose part is to be passed on.
             links: How often.
@@ -304,16 +266,8 @@ class RingMember:
     # Called by others: values.
 
     async def read(self, key: Key) -> tuple[Any, int]:
-        """Returns a value and its version.
-
-        Raises:
-            ElsewhereError: It belongs to another member.
-            UnknownKeyError: It was never set.
-        """
-        own = self._owning(key)
-        entry = own.entries.get(key)
-        if entry is None:
-            raise unknown_key(self._me.name, key, own.entries)
+        """Returns a value and its version."""
+        entry = self._entry(self._owning(key), key)
         return entry.value, entry.version
 
     async def put(self, key: Key, value: Any) -> None:
@@ -329,23 +283,10 @@ class RingMember:
         number: tuple[int, int],
         apply: Callable[[Any], Awaitable[Any]],
     ) -> None:
-        """Applies an update, once, however often it is called.
-
-        Args:
-            key: Of the value.
-            peer: Who made the update.
-            number: Its life and its step.
-            apply: Returns the new value.
-
-        Raises:
-            ElsewhereError: The key belongs to another member.
-            UnknownKeyError: It was never set.
-        """
+        """Sets what `apply` returns, once for a life and a step of a peer, however often it is called."""
         async with self._writing:
             own = self._owning(key)
-            entry = own.entries.get(key)
-            if entry is None:
-                raise unknown_key(self._me.name, key, own.entries)
+            entry = self._entry(own, key)
             if entry.applied.get(peer, (-1, -1)) >= number:
                 if self._acked < own.seq:  # it came with a copy that not all have
                     await self._send_own(own)
@@ -365,7 +306,7 @@ class RingMember:
 
     async def join(self, entries: Sequence[Contact]) -> None:
         """Asks once to be let onto the ring; it may be on it afterwards."""
-        owner, _, _ = await self.find(self._me.place, entries)
+        owner, _ = await self.find(self._me.place, entries)
         await self._call(owner, "admit", self._me, self._seq)
 
     async def leave(self) -> None:
@@ -379,8 +320,7 @@ class RingMember:
     async def look(self) -> None:
         """Looks once at the member before it, and takes over from it if it is gone.
 
-        Raises:
-            ValuesLostError: The member before it is gone, and there is no copy of its values.
+        A ValuesLostError says that there is no copy of its values.
         """
         own = self._own
         if own is None or self._heir is not None:
@@ -401,31 +341,20 @@ class RingMember:
         """Sends the members after it the changes that they lack.
 
         It may wait until the next `look` takes over: so neither waits for the other.
-
-        Raises:
-            ElsewhereError: It was taken over.
         """
         if self._own is None or self._writing.locked():
             return  # the holder of the lock finds what is to be repaired
         async with self._writing:
             await self._send_own(self._own)
 
-    async def find(
-        self, place: int, entries: Sequence[Contact]
-    ) -> tuple[Contact, list[Contact], int]:
-        """Returns the owner of a place, its successors, and how many members were asked.
-
-        Raises:
-            ElsewhereError: No peer knows it at the moment.
-        """
-        hops = 0
+    async def find(self, place: int, entries: Sequence[Contact]) -> tuple[Contact, list[Contact]]:
+        """Returns the owner of a place, and its successors."""
         for entry in entries:
             gone: set[str] = set()
             asked: set[str] = set()
             contact = entry
             while contact.name not in asked:
                 asked.add(contact.name)
-                hops += 1
                 try:
                     found, following = await self._call(contact, "search", place, gone)
                 except (GoneError, ElsewhereError):
@@ -435,7 +364,7 @@ class RingMember:
                     asked, contact = set(), entry
                     continue
                 if following is not None:
-                    return found, following, hops
+                    return found, following
                 contact = found
         raise ElsewhereError(f"no peer answers who owns the place {place:x}")
 
@@ -460,6 +389,12 @@ class RingMember:
 
     def _copy_of(self, owner: Contact) -> OwnedPart | None:
         return next((part for part in self._copies if part.owner == owner), None)
+
+    def _entry(self, own: OwnedPart, key: Key) -> StoredValue:
+        entry = own.entries.get(key)
+        if entry is None:
+            raise unknown_key(self._me.name, key, own.entries)
+        return entry
 
     def _enter(self, own: OwnedPart, copies: Sequence[OwnedPart]) -> None:
         self._own, self._acked = own, -1
@@ -512,11 +447,7 @@ class RingMember:
         return None
 
     async def _hand_on(self) -> None:
-        """Tries once to hand all on.
-
-        Raises:
-            ElsewhereError: It was taken over, or the next one does not take it at the moment.
-        """
+        """Tries once to hand all on."""
         own = self._on_ring()
         await self._send_own(own)
         if self._inheriting or self._acked < own.seq:
@@ -557,11 +488,7 @@ class RingMember:
     async def _send(
         self, owner: Contact, seq: int, changes: Mapping[Key, StoredValue] | None, links: int
     ) -> None:
-        """Returns once so many members after this one have the values of an owner.
-
-        Raises:
-            ElsewhereError: This member is not on the ring any more, or has no copy of the owner.
-        """
+        """Returns once so many members after this one have the values of an owner."""
         own = self._on_ring(owner)
         needs_all = False
         while links:
@@ -618,17 +545,14 @@ class RingMember:
         changes: Mapping[Key, StoredValue] | None,
         links: int,
         needs_all: bool,
-    ) -> Answer:
-        answer: Answer
-        if needs_all:
-            self._clock += 1
-            own = self._on_ring(owner).copy()
-            own.entries.update(self._pending)
-            parts = [own, *self._copies][: self._links]
-            answer = await self._call(to, "store_all", self._me, self._clock, parts, owner, links)
-        else:
-            answer = await self._call(to, "store", self._me, owner, seq, changes, links)
-        return answer
+    ) -> Any:
+        if not needs_all:
+            return await self._call(to, "store", self._me, owner, seq, changes, links)
+        self._clock += 1
+        own = self._on_ring(owner).copy()
+        own.entries.update(self._pending)
+        parts = [own, *self._copies][: self._links]
+        return await self._call(to, "store_all", self._me, self._clock, parts, owner, links)
 
     def _is_before(self, contacts: list[Contact], to: Contact) -> bool:
         """Returns whether a member stands between this one and another one."""

@@ -67,15 +67,8 @@ class Peer:
     def __init__(
         self, job: "PeerToPeer", name: str, peers: Mapping[str, Any], replicas: int
     ) -> None:
-        """Makes one that is not on the ring.
-
-        Args:
-            job: What to do in a step.
-            name: Of this peer.
-            peers: Clients of all peers by name; None in the place of this one.
-            replicas: On how many peers each key is.
-        """
         self._me = Contact(name, lp.restart_count())
+        #: Clients of all peers by name; None in the place of this one.
         self._peers = peers
         self._rng = random.Random(f"{lp.current_node().seed} {self._me.life}")  # noqa: S311
         self._member = RingMember(self._me, replicas, self._call, self._rng)
@@ -107,11 +100,7 @@ class Peer:
     # Called by other nodes and the job.
 
     async def get(self, key: Key) -> tuple[Any, int]:
-        """Returns a value and its version, from the peer that owns it.
-
-        Raises:
-            UnknownKeyError: It was never set.
-        """
+        """Returns a value and its version, from the peer that owns it."""
         check_key(key)
         found: tuple[Any, int] = await self._at_owner(key, "read", key)
         return found
@@ -138,38 +127,22 @@ class Peer:
 
     # Called by other peers, besides the protocol of the ring.
 
-    async def update(
-        self, key: Key, peer: str, number: tuple[int, int], step: int, update: Any
-    ) -> None:
-        """Applies an update to a value that this peer owns.
-
-        Args:
-            key: Of the value.
-            peer: Who made the update.
-            number: Its life and its step.
-            step: The step, for messages.
-            update: The update.
-
-        Raises:
-            UpdateError: It cannot be applied.
-            ElsewhereError, UnknownKeyError: As for `RingMember.update`.
-        """
+    async def update(self, key: Key, peer: str, number: tuple[int, int], update: Any) -> None:
+        """Applies an update to a value that this peer owns: once for each life and step of a peer."""
+        named = key, peer, number[1]
 
         async def apply(value: Any) -> Any:
             if self._stops.is_set():
                 raise ElsewhereError(f"{self._me.name} ends")
-            return await self._in_thread(
-                self._applying,
-                functools.partial(pulled, self._job, self._me.name, key, value, update, peer, step),
-            )
+            pull = functools.partial(pulled, self._job, self._me.name, *named, value, update)
+            return await self._in_thread(self._applying, pull)
 
         await self._member.update(key, peer, number, apply)
 
     async def beyond(self, step: int) -> int | None:
         """Returns how many steps this peer has finished, once these are more than `step`.
 
-        Returns:
-            The number; None: it makes no steps any more, or not yet again.
+        None: it makes no steps any more, or not yet again.
         """
         while self._makes_steps and self._member.step <= step:
             await self._stepped.wait()
@@ -233,7 +206,8 @@ class Peer:
             self._has_entered.set()
         await self._has_entered.wait()
         self._makes_steps = True
-        await self._tell_first()
+        # It may have ended: the others go on without it.
+        await self._answer(self._first, "note_on_ring", self._me.name)
         while not await self._user("stop"):
             await self._step()
             await self._pass_barrier()
@@ -253,30 +227,18 @@ class Peer:
         """
         gives_up_at = self._loop.time() + PATIENCE_S
         while self._makes_ring and self._me.life and not self._has_entered.is_set():
-            asked = [self._may_know_ring(other) for other in self._others()]
+            asked = [self._answer(other, "may_know_ring") for other in self._others()]
             answers = set(await asyncio.gather(*asked))
             if answers == {False}:
                 break
+            # One that does not answer may not have started yet.
             may_start = None in answers and True not in answers
             self._makes_ring = may_start and self._loop.time() < gives_up_at
             await asyncio.sleep(_RETRY_S)
         return self._makes_ring and not self._has_entered.is_set()
 
-    async def _may_know_ring(self, other: Contact) -> bool | None:
-        """Asks another peer; None: it does not answer, and may not have started yet."""
-        try:
-            knows: bool = await self._call(other, "may_know_ring")
-        except GoneError:
-            return None
-        return knows
-
     def _others(self) -> list[Contact]:
         return [Contact(name) for name in self._peers if name != self._me.name]
-
-    async def _tell_first(self) -> None:
-        # It may have ended: the others go on without it.
-        with contextlib.suppress(GoneError):
-            await self._call(self._first, "note_on_ring", self._me.name)
 
     async def _step(self) -> None:
         step = self._member.step
@@ -288,7 +250,7 @@ class Peer:
         name, number = self._me.name, (self._me.life, step)
         await asyncio.gather(
             *[
-                self._at_owner(key, "update", key, name, number, step, update)
+                self._at_owner(key, "update", key, name, number, update)
                 for key, update in updates.items()
             ]
         )
@@ -319,7 +281,8 @@ class Peer:
         try:
             while verdict is Verdict.WAIT:
                 for contact, step in gate.questions():
-                    asked[self._loop.create_task(self._beyond(contact, step))] = contact
+                    answer = self._answer(contact, "beyond", step)
+                    asked[self._loop.create_task(answer)] = contact
                 left_s = None if ends_at is None else max(0.0, ends_at - self._loop.time())
                 done, _ = await asyncio.wait(
                     asked, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
@@ -338,13 +301,6 @@ class Peer:
         finally:
             for task in asked:
                 task.cancel()
-
-    async def _beyond(self, contact: Contact, step: int) -> int | None:
-        try:
-            finished: int | None = await self._call(contact, "beyond", step)
-        except GoneError:
-            return None
-        return finished
 
     async def _sample(self) -> list[Contact]:
         """Draws the peers to observe."""
@@ -365,11 +321,7 @@ class Peer:
     # The ring.
 
     async def _tend(self) -> None:
-        """Keeps this peer on the ring, or gets it there.
-
-        Raises:
-            ValuesLostError: There is no ring any more, or a part of it is lost.
-        """
+        """Keeps this peer on the ring, or gets it there. If that cannot be, raises ValuesLostError."""
         gives_up_at = self._loop.time() + PATIENCE_S
         while True:
             if not self._is_in_user_code:
@@ -404,13 +356,11 @@ class Peer:
 
     async def _may_be_made(self) -> bool:
         """Returns whether the first peer may still be about to make the ring."""
-        if self._me.name == self._first.name or self._has_entered.is_set():
-            return await self.makes_ring()
-        try:
-            makes: bool = await self._call(self._first, "makes_ring")
-        except GoneError:
-            return self._me.life == 0  # it may not have started yet
-        return makes
+        if self._has_entered.is_set():
+            return False
+        makes: bool | None = await self._answer(self._first, "makes_ring")
+        # One that does not answer may not have started yet.
+        return self._me.life == 0 if makes is None else makes
 
     def _why_lost(self) -> str:
         if self._me.life or self._has_entered.is_set():
@@ -441,8 +391,7 @@ class Peer:
             self._member.ring.point(exponent, owner)
 
     async def _find(self, place: int) -> tuple[Contact, list[Contact]]:
-        owner, following, _ = await self._member.find(place, [self._me, *self._entries()])
-        return owner, following
+        return await self._member.find(place, [self._me, *self._entries()])
 
     async def _at_owner(self, key: Key, method: str, *args: Any) -> Any:
         """Calls a method of the peer that owns a key by then."""
@@ -460,6 +409,13 @@ class Peer:
                 if self._loop.time() > gives_up_at:
                     raise
             await asyncio.sleep(_RETRY_S)
+
+    async def _answer(self, to: Contact, method: str, *args: Any) -> Any:
+        """Returns what a method of a peer returns; None if that is gone."""
+        try:
+            return await self._call(to, method, *args)
+        except GoneError:
+            return None
 
     async def _call(self, to: Contact, method: str, *args: Any) -> Any:
         if to.name == self._me.name:
@@ -480,11 +436,7 @@ class Peer:
     # Code of the user.
 
     async def _user(self, method: str, *args: Any, check: Check | None = None) -> Any:
-        """Calls a method of the user in the thread of the steps, as `run_user_code`.
-
-        Raises:
-            CancelledError: The node is to end.
-        """
+        """Calls a method of the user in the thread of the steps, as `run_user_code`."""
         call = functools.partial(
             run_user_code, self._me.name, self._job, method, *args, check=check
         )

@@ -36,14 +36,11 @@ def is_between(start: int, place: int, end: int) -> bool:
 
 @dataclass(frozen=True)
 class Contact:
-    """A process of a peer.
+    """A process of a peer."""
 
-    Attributes:
-        name: Of its node.
-        life: How often the node was started again before; -1 if that is not known.
-    """
-
+    #: Of its node.
     name: str
+    #: How often the node was started again before; -1 if that is not known.
     life: int = -1
 
     @property
@@ -67,12 +64,7 @@ class Ring:
         return len(self.successors) < SUCCESSORS
 
     def next_hop(self, place: int, gone: Collection[str] = ()) -> Contact | None:
-        """Returns the peer to ask next for the owner of a place of others; None if it is alone.
-
-        Args:
-            place: The place.
-            gone: Names of peers that do not answer.
-        """
+        """Returns the peer to ask next for the owner of a place of others; None if it is alone."""
         known = [each for each in self.successors if each.name not in gone]
         before = [
             contact
@@ -116,11 +108,7 @@ class Ring:
 
 
 def estimate(spans: Sequence[tuple[int, int]]) -> float:
-    """Returns how many peers there are, from how densely some parts of the circle are populated.
-
-    Args:
-        spans: How many peers there are in a part, and how long it is.
-    """
+    """Returns how many peers there are, from the peers in some parts of the circle and their lengths."""
     return CIRCLE * sum(count for count, _ in spans) / sum(length for _, length in spans)
 
 
@@ -168,12 +156,7 @@ async def draw(
 ) -> list[Contact]:
     """Returns some other peers, drawn uniformly without replacement; all, if there are no more.
 
-    Args:
-        rng: Where the random numbers come from.
-        ring: The view of the peer that draws.
-        size: How many to draw.
-        find: Returns the owner of a place, and the peers after it.
-        walk: Returns the peers after one.
+    The arguments are those of `uniform_sample`, and the view of the peer that draws.
     """
     chosen: dict[str, Contact] = {}
     while len(chosen) < size:

@@ -236,7 +236,7 @@ class KeyServer:
         held = self._held.get(key)
         if held is None:
             raise unknown_key(self._name, key, self._held)
-        return pulled(self._job, self._name, key, held.value, update, worker, step)
+        return pulled(self._job, self._name, key, worker, step, held.value, update)
 
     def _store(
         self,

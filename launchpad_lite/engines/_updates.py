@@ -12,11 +12,7 @@ _pulls: contextvars.ContextVar[bool] = contextvars.ContextVar("pulls", default=F
 
 
 def check_outside_pull(name: str) -> None:
-    """Raises an error in code of a `pull`, whose key is locked meanwhile.
-
-    Raises:
-        UpdateError: It is such code.
-    """
+    """Raises an UpdateError in code of a `pull`, whose key is locked meanwhile."""
     if _pulls.get():
         raise UpdateError(
             f"pull may not call self.{name}: callers that wait for the key would wait for that, too"
@@ -24,11 +20,7 @@ def check_outside_pull(name: str) -> None:
 
 
 def added(value: Any, update: Any) -> Any:
-    """Returns the sum of a value and an update of the same shape.
-
-    Raises:
-        ValueError: The shapes differ; numpy would repeat the smaller one.
-    """
+    """Returns the sum of a value and an update of the same shape; numpy would repeat a smaller one."""
     shape, other = getattr(value, "shape", ()), getattr(update, "shape", ())
     if shape != other:
         raise ValueError(f"the value has the shape {shape}, the update {other}; write a pull")
@@ -36,17 +28,7 @@ def added(value: Any, update: Any) -> Any:
 
 
 def check_updates(updates: object, values: Mapping[Key, Any], worker: str, step: int) -> None:
-    """Raises what is wrong with the return value of a `push`.
-
-    Args:
-        updates: Its return value.
-        values: Its arguments.
-        worker: Who called it.
-        step: How many steps that one had finished before.
-
-    Raises:
-        UpdateError: It is no mapping, or has keys that were not scheduled.
-    """
+    """Raises what is wrong with the updates that a `push` has returned for values, an UpdateError."""
     where = f"{worker}, step {step}: push"
     if not isinstance(updates, Mapping):
         raise UpdateError(f"{where} returned {updates!r}; it is to map keys to updates")
@@ -58,27 +40,11 @@ def check_updates(updates: object, values: Mapping[Key, Any], worker: str, step:
 
 
 def pulled(
-    job: object,
-    node: str,
-    key: Key,
-    value: Any,
-    update: Any,
-    worker: str,
-    step: int,
+    job: object, node: str, key: Key, worker: str, step: int, value: Any, update: Any
 ) -> Any:
-    """Returns the new value.
+    """Returns the new value by the user's `pull`; an UpdateError if that fails.
 
-    Args:
-        job: Has the user's `pull`.
-        node: Where it is called.
-        key: Of the value.
-        value: The value.
-        update: The update.
-        worker: Who made the update.
-        step: How many steps that one had finished before.
-
-    Raises:
-        UpdateError: It could not be applied.
+    A worker made the update in a step; the node is where it is applied.
     """
     token = _pulls.set(True)
     try:

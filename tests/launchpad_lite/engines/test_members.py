@@ -130,7 +130,7 @@ class Process:
         while True:
             entries = [self.contact, *self._world.contacts(self.contact.name)]
             try:
-                owner, _, _ = await self.member.find(key_place(key), entries)
+                owner, _ = await self.member.find(key_place(key), entries)
                 await self._call(owner, "add", key, token)
             except (ElsewhereError, GoneError):
                 await self._try(self._join())
@@ -238,7 +238,7 @@ class World:
         member = next(iter(self.processes.values())).member
         found = {}
         for key in KEYS:
-            owner, _, _ = await member.find(key_place(key), self.contacts(""))
+            owner, _ = await member.find(key_place(key), self.contacts(""))
             found[key], version = await self.call(owner.name, "read", (key,))
             assert version == len(found[key])
         return found
