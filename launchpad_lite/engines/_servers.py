@@ -47,31 +47,24 @@ class UnknownMemberError(EngineError):
 
 
 class WorkerIdentity(NamedTuple):
-    """A worker that takes part. A later one of the same name takes the place of the earlier.
+    """A worker that takes part. A later one of the same name takes the place of the earlier."""
 
-    Attributes:
-        name: Unique among those that take part. Names are used again, so there are few.
-        life: Of the coordinator when the worker joined; a later one has a greater one.
-        number: Counts, within that life, the workers that have joined.
-    """
-
+    #: Unique among those that take part. Names are used again, so there are few.
     name: str
+    #: Of the coordinator when the worker joined; a later one has a greater one.
     life: int
+    #: Counts, within that life, the workers that have joined.
     number: int
 
 
 @dataclass(frozen=True)
 class StepStart:
-    """The answer to a worker that may begin a step.
-
-    Attributes:
-        keys: Of the step.
-        life: Of the first server, whose values these are.
-        changed: Key, version and value of each that has changed, of those the worker had.
-    """
+    """The answer to a worker that may begin a step."""
 
     keys: list[Key]
+    #: Of the first server, whose values these are.
     life: str
+    #: Key, version and value of each that has changed, of those the worker had.
     changed: list[tuple[Key, int, Any]]
 
 
@@ -129,12 +122,7 @@ class KeyServer:
     """Holds the values of some keys. Thread-safe."""
 
     def __init__(self, job: "ParameterServer", servers: Sequence[Any]) -> None:
-        """Makes one without values.
-
-        Args:
-            job: What to do with updates.
-            servers: Clients of all servers, in order, None in the place of this one.
-        """
+        """Gets clients of all servers, in order; None in the place of this one."""
         self._name = lp.current_node().name
         #: Tells values of this process from those of an earlier one, whose versions may be the
         #: same.
@@ -156,28 +144,20 @@ class KeyServer:
     def read(
         self, wanted: Mapping[Key, int], life: str = ""
     ) -> tuple[str, list[tuple[Key, int, Any]]]:
-        """Returns the values that have changed.
+        """Returns the life of this server; and key, version and value of each that has changed.
 
         Args:
             wanted: By key, the version that the caller has; -1 for none.
             life: Of the server that these versions are from.
-
-        Returns:
-            The life of this server; and key, version and value of each that has changed.
-
-        Raises:
-            UnknownKeyError: One of the keys was never set.
         """
         self._check()
-        changed = []
         with self._storing:  # all of a step, or nothing
-            found = {key: self._held.get(key) for key in wanted}
-        for key, version in wanted.items():
-            held = found[key]
-            if held is None:
-                raise unknown_key(self._name, key, self._held)
-            if held.version != version or life != self._life:
-                changed.append((key, held.version, held.sent()))
+            found = {key: self._known(key) for key in wanted}
+        changed = [
+            (key, held.version, held.sent())
+            for key, held in found.items()
+            if held.version != wanted[key] or life != self._life
+        ]
         return self._life, changed
 
     @courier.idempotent
@@ -186,9 +166,8 @@ class KeyServer:
     ) -> "concurrent.futures.Future[None]":
         """Sets values. New keys are in a checkpoint, if there are any, when this is done.
 
-        Args:
-            values: By key; the caller does not change them any more.
-            replace: Whether to set those of keys that have one.
+        The caller does not change the values any more. `replace` says whether those of keys that have
+        one are set.
         """
         return self._changes.run(self._put, values, replace)
 
@@ -209,11 +188,6 @@ class KeyServer:
     ) -> "concurrent.futures.Future[None]":
         """Applies the updates of one step: all or none, and once, however often it is called.
 
-        Args:
-            member: The worker.
-            step: How many steps it had finished before.
-            updates: By key.
-
         Raises:
             UnknownKeyError: One of the keys was never set.
             UpdateError: An update could not be applied.
@@ -229,14 +203,17 @@ class KeyServer:
             if last[:2] != (life, number):  # it is not known whether this was applied before
                 raise UnknownMemberError(f"{self._name}: another worker is {name} now")
             return
-        values = {key: self._pulled(key, update, name, step) for key, update in updates.items()}
+        values = {}
+        for key, update in updates.items():
+            value = self._known(key).value
+            values[key] = pulled(self._job, self._name, key, name, step, value, update)
         self._store(values, {name: (life, number, step)})
 
-    def _pulled(self, key: Key, update: Any, worker: str, step: int) -> Any:
+    def _known(self, key: Key) -> _Held:
         held = self._held.get(key)
         if held is None:
             raise unknown_key(self._name, key, self._held)
-        return pulled(self._job, self._name, key, worker, step, held.value, update)
+        return held
 
     def _store(
         self,
@@ -278,11 +255,7 @@ class KeyServer:
             courier.dump(state, file)
 
     def restore(self, folder: Path) -> None:
-        """Takes over what a checkpoint has.
-
-        Raises:
-            EngineError: It is of another number of servers.
-        """
+        """Takes over what a checkpoint has."""
         with (folder / "values.pickle").open("rb") as file:
             state = pickle.load(file)
         if state["servers"] != self._server_num:  # each would miss keys that others have
@@ -330,28 +303,13 @@ class _WorkerPresence:
     call: _StepCall | None = None
 
 
-@dataclass
-class _Counts:
-    """For the line that shows progress."""
-
-    updates: int = 0
-    shown_updates: int = 0
-    shown_at: float = field(default_factory=time.monotonic)
-
-
 class Coordinator(KeyServer):
     """The first server: knows the workers, and decides which of them goes on with which keys."""
 
     def __init__(
         self, job: "ParameterServer", servers: Sequence[Any], progress_s: float | None
     ) -> None:
-        """Makes one without workers.
-
-        Args:
-            job: As for `KeyServer`.
-            servers: As for `KeyServer`.
-            progress_s: Seconds between two lines of progress; None for no such lines.
-        """
+        #: Seconds between two lines of progress; None for no such lines.
         self._progress_s = progress_s
         self._population: Population[WorkerIdentity] = Population(
             job.barrier,
@@ -366,7 +324,10 @@ class Coordinator(KeyServer):
         self._kept_names: set[Key] = set()
         #: Workers that have finished a step, which is not counted yet.
         self._early: dict[WorkerIdentity, None] = {}
-        self._counts = _Counts()
+        #: Steps that were finished in all.
+        self._updates = 0
+        #: How many there were in the last line of progress, and when that was.
+        self._shown_updates, self._shown_at = 0, time.monotonic()
         #: Workers that may go on, once the thread below gets to it.
         self._released: list[WorkerIdentity] = []
         self._opens_at = time.monotonic() + (REJOIN_S if lp.restart_count() else 0.0)
@@ -433,13 +394,13 @@ class Coordinator(KeyServer):
                 steps[0],
                 statistics.median(steps),
                 steps[-1],
-                self._counts.updates,
+                self._updates,
             )
 
     async def stay(
         self, node: str, restarts: int, before: WorkerIdentity | None, finished: int | None
     ) -> AsyncIterator[tuple[WorkerIdentity, int]]:
-        """Lets a worker take part as long as it reads this stream. Yields once.
+        """Lets a worker take part as long as it reads this stream.
 
         Args:
             node: Its node.
@@ -448,7 +409,7 @@ class Coordinator(KeyServer):
             finished: How many steps it has finished, if it took part before.
 
         Yields:
-            The member that it is, and how many steps it counts as finished.
+            Once: the member that it is, and how many steps it counts as finished.
         """
         dismissed, loop = asyncio.Event(), asyncio.get_running_loop()
         dismiss = functools.partial(loop.call_soon_threadsafe, dismissed.set)
@@ -501,7 +462,8 @@ class Coordinator(KeyServer):
     ) -> "concurrent.futures.Future[StepStart | None]":
         """Asks to begin the next step; answered when the barrier lets the worker pass.
 
-        It saves further calls: updates are applied first, and the answer brings values.
+        It saves further calls: updates are applied first, and the answer brings values. None says that
+        there is nothing more to do. Raises what `update` does.
 
         Args:
             member: The worker.
@@ -510,14 +472,6 @@ class Coordinator(KeyServer):
             versions: The versions that it has of this server, of keys that it will probably need,
                 as for `read`.
             life: As for `read`.
-
-        Returns:
-            None: there is nothing more to do.
-
-        Raises:
-            UnknownKeyError: One of the keys was never set.
-            UpdateError: An update could not be applied.
-            UnknownMemberError: It is to join again.
         """
         call = _StepCall(versions, life)
         applied = self.update(member, finished - 1, updates) if updates else None
@@ -570,7 +524,7 @@ class Coordinator(KeyServer):
             if member in self._early:
                 pass  # repeated, because its connection broke
             elif finished > self._population.step_of(member):
-                self._counts.updates += 1
+                self._updates += 1
                 self._early[member] = None
                 if is_open:
                     released = self._finish_early()
@@ -637,12 +591,8 @@ class Coordinator(KeyServer):
         elif answer is None:
             call.future.set_result(None)
         else:
-            call.future.set_result(self._start(answer, call))
-
-    def _start(self, keys: list[Key], call: _StepCall) -> StepStart:
-        versions = call.versions
-        known = {key: versions[key] for key in keys if key in versions}
-        return StepStart(keys, *self.read(known, call.life))
+            known = {key: call.versions[key] for key in answer if key in call.versions}
+            call.future.set_result(StepStart(answer, *self.read(known, call.life)))
 
     def _watch(self) -> None:
         """Does what no call does: what is due at a time, and what follows when a worker leaves."""
@@ -668,16 +618,17 @@ class Coordinator(KeyServer):
         draw = self._population.next_draw()
         times += [] if draw is None else [max(draw, self._opens_at)]
         if self._progress_s is not None:
-            times.append(self._counts.shown_at + self._progress_s)
+            times.append(self._shown_at + self._progress_s)
         return min(times, default=float("inf"))
 
     def _show_progress(self) -> None:
-        counts, now = self._counts, time.monotonic()
-        if self._progress_s is None or now < counts.shown_at + self._progress_s:
+        now = time.monotonic()
+        if self._progress_s is None or now < self._shown_at + self._progress_s:
             return
-        progress, new = self.progress(), counts.updates - counts.shown_updates
-        rate = new / (now - counts.shown_at)
-        counts.shown_updates, counts.shown_at = counts.updates, now
+        progress = self.progress()
+        new = progress.updates - self._shown_updates
+        rate = new / (now - self._shown_at)
+        self._shown_updates, self._shown_at = progress.updates, now
         if progress.workers or new:
             print(f"{progress}, {rate:,.0f}/s", file=sys.stderr)  # noqa: T201 - asked for
 
@@ -695,10 +646,9 @@ class Coordinator(KeyServer):
 
     def _more_state(self) -> dict[str, Any]:
         with self._changed:
-            step = self._population.slowest
             return {
                 "keys": list(self._keys),
-                "step": step,
+                "step": self._population.slowest,
                 "has_begun": self._has_begun,
                 "member_life": self._member_life,
             }

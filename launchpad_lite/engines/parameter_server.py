@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.engines._keys import Key, hash_of
+from launchpad_lite.engines._keys import Key, check_key, hash_of
 from launchpad_lite.engines._servers import (
     Coordinator,
     KeyServer,
@@ -54,22 +54,11 @@ class ParameterServerClient:
     """
 
     def __init__(self, *servers: Any, has_begun: bool = False) -> None:
-        """Makes one; the engine does that.
-
-        Args:
-            *servers: Clients of the servers, in order; the first one is the coordinator.
-            has_begun: Whether the first values have been set.
-        """
+        #: Clients, in order.
         self._servers = servers
+        self._coordinator: Coordinator = servers[0]
+        #: Whether the first values have been set.
         self._has_begun = has_begun
-
-    @property
-    def _coordinator(self) -> Coordinator:
-        coordinator: Coordinator = self._servers[0]
-        return coordinator
-
-    def _place(self, key: Key) -> int:
-        return hash_of(key) % len(self._servers)
 
     def _begin(self) -> None:
         if not self._has_begun:
@@ -84,7 +73,7 @@ class ParameterServerClient:
             TypeError: The key is of a type that keys do not have.
         """
         self._begin()
-        server: KeyServer = self._servers[self._place(key)]
+        server: KeyServer = self._servers[hash_of(key) % len(self._servers)]
         _, [(_, version, value)] = server.read({key: -1})
         return Versioned(value.value if isinstance(value, courier.Shared) else value, version)
 
@@ -102,11 +91,10 @@ class ParameterServerClient:
         self._put(values, replace=False)
 
     def _put(self, values: Mapping[Key, Any], *, replace: bool) -> None:
-        parts: dict[int, dict[Key, Any]] = {}
-        for key, value in values.items():
-            parts.setdefault(self._place(key), {})[key] = value
-        for place, part in parts.items():
-            done = self._servers[place].put(part, replace)
+        for key in values:
+            check_key(key)
+        for place, keys in _parted(values, self._servers).items():
+            done = self._servers[place].put({key: values[key] for key in keys}, replace)
             if done is not None:  # the server is this node
                 done.result()
         self._coordinator.add_keys(list(values))
@@ -153,9 +141,8 @@ class ParameterServerClient:
 
     def _work(self, job: "ParameterServer", *, joins_calls: bool) -> Iterator[int]:
         self._begin()
-        return _Participant(
-            self._servers, job.in_node(self._servers), joins_calls=joins_calls
-        ).steps()
+        job = job.in_node(self._servers)
+        return _Participant(self._servers, job, joins_calls=joins_calls).steps()
 
 
 class _Participant:
@@ -164,16 +151,10 @@ class _Participant:
     def __init__(
         self, servers: Sequence[Any], job: "ParameterServer", *, joins_calls: bool
     ) -> None:
-        """Makes one that has not joined.
-
-        Args:
-            servers: As for `ParameterServerClient`.
-            job: What to do in a step.
-            joins_calls: Whether updates for the first server go with the call that begins the next
-                step, and so are applied only then. That saves a call.
-        """
         self._servers = servers
         self._job = job
+        #: Whether updates for the first server go with the call that begins the next step, and so are
+        #: applied only then. That saves a call.
         self._joins_calls = joins_calls
         #: The last values that were read: by key, version and value.
         self._read: dict[Key, tuple[int, Any]] = {}
@@ -261,7 +242,7 @@ class _Participant:
         check_updates(updates, values, member.name, step)
         parts = {
             place: {key: updates[key] for key in part}
-            for place, part in self._parted(updates).items()
+            for place, part in _parted(updates, self._servers).items()
         }
         unsent = parts.pop(0, {}) if self._joins_calls else {}
         calls = [
@@ -274,7 +255,7 @@ class _Participant:
     def _values(self, start: StepStart) -> dict[Key, Any]:
         has_come = set(self._first_keys)
         self._keep(0, start.life, start.changed)
-        parts = self._parted(start.keys)
+        parts = _parted(start.keys, self._servers)
         self._first_keys = parts.get(0, ())
         parts[0] = [key for key in self._first_keys if key not in has_come]
         calls = []
@@ -290,17 +271,9 @@ class _Participant:
     def _keep(self, place: int, life: str, changed: Sequence[tuple[Key, int, Any]]) -> None:
         if life != self._lives[place]:  # it was started again, and counts other versions
             self._lives[place] = life
-            for key in self._parted(self._read).get(place, ()):
+            for key in _parted(self._read, self._servers).get(place, ()):
                 del self._read[key]
         self._read.update({key: (version, value) for key, version, value in changed})
-
-    def _parted(self, keys: Any) -> dict[int, list[Key]]:
-        if len(self._servers) == 1:
-            return {0: list(keys)} if keys else {}
-        parts: dict[int, list[Key]] = {}
-        for key in keys:
-            parts.setdefault(hash_of(key) % len(self._servers), []).append(key)
-        return parts
 
 
 class ParameterServer:
@@ -507,3 +480,13 @@ class ParameterServerHandle(lp.Deferred[ParameterServerClient]):
 
 def _work(ps: ParameterServerClient, job: ParameterServer) -> None:
     ps.work_to_the_end(job)
+
+
+def _parted(keys: Any, servers: Sequence[Any]) -> dict[int, list[Key]]:
+    """Returns the keys that each server has, by its index."""
+    if len(servers) == 1:
+        return {0: list(keys)} if keys else {}
+    parts: dict[int, list[Key]] = {}
+    for key in keys:
+        parts.setdefault(hash_of(key) % len(servers), []).append(key)
+    return parts
