@@ -6,9 +6,10 @@ thread-safe.
 """
 
 import enum
+import itertools
 import random
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from launchpad_lite.engines._steps import Steps
 from launchpad_lite.engines.barriers import Barrier
@@ -31,13 +32,6 @@ class Gate(Generic[W]):
     """
 
     def __init__(self, barrier: Barrier, step: int, sample: Iterable[W]) -> None:
-        """Makes one; no step of the sample is known yet.
-
-        Args:
-            barrier: The rule.
-            step: How many steps the worker has finished.
-            sample: The workers that it observes.
-        """
         #: How many steps each has finished, as far as that is known; without those that cannot hold
         #: the worker up any more.
         self.observed: dict[W, int | None] = dict.fromkeys(sample)
@@ -143,7 +137,6 @@ class Population(Generic[W]):
 
     @property
     def workers(self) -> Sequence[W]:
-        """All of them."""
         return self._workers
 
     @property
@@ -157,23 +150,20 @@ class Population(Generic[W]):
         return len(self._gates) + sum(map(len, self._waiting.values()))
 
     def others(self, worker: W) -> Sequence[W]:
-        """Returns a view of all workers but one."""
-        return _Without(self._workers, self._place[worker])
+        """Returns all workers but one; the last one takes its place."""
+        others = self._workers.copy()
+        others[self._place[worker]] = others[-1]
+        others.pop()
+        return others
 
     def step_of(self, worker: W) -> int:
-        """Returns how many steps a worker has finished.
-
-        Raises:
-            KeyError: There is no such worker.
-        """
+        """Returns how many steps a worker has finished."""
         return self._steps[worker]
 
     def add(self, worker: W, step: int | None = None) -> int:
         """Adds a worker that begins a step now; returns how many it counts as finished.
 
-        Args:
-            worker: The new one.
-            step: How many; None stands for as many as the slowest worker, or the last one that left.
+        By default as many as the slowest worker, or the last one that left.
         """
         if step is None:
             step = self.slowest
@@ -206,12 +196,7 @@ class Population(Generic[W]):
     def finish(self, worker: W, now: float) -> list[W]:
         """Notes that a worker has finished one more step, and wants to begin the next.
 
-        Args:
-            worker: Which one.
-            now: Seconds of any clock.
-
-        Raises:
-            KeyError: There is no such worker.
+        `now` is in seconds of any clock.
         """
         step = self._steps[worker] + 1
         self._steps[worker] = step
@@ -241,12 +226,8 @@ class Population(Generic[W]):
 
     def draw_due(self, now: float) -> list[W]:
         """Draws the samples that are due."""
-        due = []
-        for worker, at in self._draws.items():
-            if at > now:
-                break
-            due.append(worker)
-        return [worker for worker in due if self._draw(worker, now)]
+        due = itertools.takewhile(lambda worker: self._draws[worker] <= now, self._draws)
+        return [worker for worker in list(due) if self._draw(worker, now)]
 
     def _release(self) -> list[W]:
         """Returns the workers that may go on, of those that observe all."""
@@ -284,20 +265,3 @@ class Population(Generic[W]):
             for other in gate.observed:
                 self._observers.get(other, {}).pop(worker, None)
             self._draws.pop(worker, None)
-
-
-class _Without(Sequence[W]):
-    """A sequence without one of its items; the last one takes its place."""
-
-    def __init__(self, items: Sequence[W], place: int) -> None:
-        self._items = items
-        self._place = place
-
-    def __len__(self) -> int:
-        return len(self._items) - 1
-
-    def __getitem__(self, index: Any) -> Any:
-        place = range(len(self))[index]
-        if isinstance(place, range):
-            return [self[each] for each in place]
-        return self._items[-1 if place == self._place else place]

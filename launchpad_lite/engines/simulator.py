@@ -234,21 +234,21 @@ def simulate(
     if not 0 < seconds < math.inf:
         raise ValueError(f"simulate: seconds is above 0, not {seconds!r}")
     kind = _Peers if distributed else _SimulatedServer
-    events = _Events(seconds)
     run = kind(
         barrier,
-        events,
+        _Events(seconds),
         _drawing("step_time", step_time),
         _drawing("delay", delay),
         stragglers,
-        _Learning(model, events, evaluate_every),
+        model,
+        evaluate_every,
         seed,
     )
     for _ in range(workers):
         run.join(0)
     if churn is not None:
         run.churn(churn)
-    events.run()
+    run.events.run()
     return run.result()
 
 
@@ -281,36 +281,6 @@ class _Events:
             self.now, _, action, args = heapq.heappop(self._heap)
             action(*args)
         self.now = self.end
-
-
-class _Learning:
-    """The model, if there is one."""
-
-    def __init__(self, model: SimulatedModel | None, events: _Events, evaluate_every: int) -> None:
-        self.evaluations: list[Evaluation] = []
-        self._model = model
-        self._events = events
-        self._every = evaluate_every
-        self._updates = 0
-
-    def read(self) -> Any:
-        return None if self._model is None else self._model.read()
-
-    def update(self, values: Any, worker: int, step: int, delay_s: float) -> None:
-        if self._model is not None:
-            update = self._model.compute(values, worker, step)
-            if delay_s:
-                self._events.after(delay_s, self._apply, update)
-            else:
-                self._apply(update)  # before the model is read again
-
-    def _apply(self, update: Any) -> None:
-        assert self._model is not None
-        self._model.apply(update)
-        self._updates += 1
-        if self._updates % self._every == 0:
-            value = self._model.evaluate()
-            self.evaluations.append(Evaluation(self._events.now, self._updates, value))
 
 
 class _SimulatedWorker:
@@ -353,7 +323,8 @@ class _Run(abc.ABC):
         step_time: Callable[[random.Random], float],
         delay: Callable[[random.Random], float],
         stragglers: Stragglers | None,
-        learning: _Learning,
+        model: SimulatedModel | None,
+        evaluate_every: int,
         seed: int,
     ) -> None:
         self.barrier = barrier
@@ -365,7 +336,11 @@ class _Run(abc.ABC):
         self._step_time = step_time
         self._delay = delay
         self._stragglers = stragglers
-        self._learning = learning
+        self._model = model
+        self._evaluate_every = evaluate_every
+        self._evaluations: list[Evaluation] = []
+        #: Those that the model has taken in.
+        self._updates = 0
         self._workers: list[_SimulatedWorker] = []
         #: The present workers.
         self.population: Population[_SimulatedWorker] = Population(barrier, self.rng)
@@ -412,13 +387,14 @@ class _Run(abc.ABC):
     def begin(self, worker: _SimulatedWorker) -> None:
         if worker.is_there:
             self._count_wait(worker)
-            worker.values = self._learning.read()
+            if self._model is not None:
+                worker.values = self._model.read()
             duration = self._step_time(worker.rng) * worker.slowdown
             self.events.after(duration, self._finish, worker)
 
     def _finish(self, worker: _SimulatedWorker) -> None:
         if worker.is_there:
-            self._learning.update(worker.values, worker.number, worker.step, self._delay(self.rng))
+            self._learn(worker, self._delay(self.rng))
             worker.step += 1
             finished_s = worker.finished_s
             finished_s.append(self.events.now)
@@ -432,10 +408,25 @@ class _Run(abc.ABC):
             worker.trace.waited_s += self.events.now - worker.waits_since
             worker.waits_since = None
 
+    def _learn(self, worker: _SimulatedWorker, delay_s: float) -> None:
+        if self._model is not None:
+            update = self._model.compute(worker.values, worker.number, worker.step)
+            self._happen(delay_s, self._apply, update)  # if at once, before the model is read again
+
+    def _apply(self, update: Any) -> None:
+        assert self._model is not None
+        self._model.apply(update)
+        self._updates += 1
+        if self._updates % self._evaluate_every == 0:
+            value = self._model.evaluate()
+            self._evaluations.append(Evaluation(self.events.now, self._updates, value))
+
     def send(self, action: Callable[..., None], *args: Any) -> None:
         """Has something happen when a message has arrived."""
         self.messages += 1
-        delay_s = self._delay(self.rng)
+        self._happen(self._delay(self.rng), action, *args)
+
+    def _happen(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
         if delay_s:
             self.events.after(delay_s, action, *args)
         else:
@@ -449,7 +440,7 @@ class _Run(abc.ABC):
             self.events.end,
             [worker.trace for worker in self._workers],
             self.messages,
-            self._learning.evaluations,
+            self._evaluations,
         )
 
 
@@ -524,32 +515,25 @@ class _Peers(_Run):
         self, other: _SimulatedWorker, worker: _SimulatedWorker, draw: int, beyond: int
     ) -> None:
         if not other.is_there:
-            self._lost(worker, draw, other)
+            self._answered(worker, draw, other, None)
         elif other.step > beyond:
             self.send(self._answered, worker, draw, other, other.step)
         else:
             other.watchers[worker, draw] = None
 
     def _answered(
-        self, worker: _SimulatedWorker, draw: int, other: _SimulatedWorker, step: int
+        self, worker: _SimulatedWorker, draw: int, other: _SimulatedWorker, step: int | None
     ) -> None:
+        """A worker learns how many steps another has finished; None: that has left."""
         gate = worker.gate
         if gate is None or worker.draws != draw or not worker.is_there:
             return
-        self._follow(worker, gate.observe(other, step))
-
-    def _lost(self, worker: _SimulatedWorker, draw: int, other: _SimulatedWorker) -> None:
-        gate = worker.gate
-        if gate is not None and worker.draws == draw and worker.is_there:
-            self._follow(worker, gate.drop(other))
-
-    def _follow(self, worker: _SimulatedWorker, verdict: Verdict) -> None:
-        assert worker.gate is not None
+        verdict = gate.drop(other) if step is None else gate.observe(other, step)
         if verdict is Verdict.ADVANCE:
             self._pass(worker)
         elif verdict is Verdict.DRAW_AGAIN:
             self._draw(worker)
-        elif worker.gate.is_complete:
+        elif gate.is_complete:
             if worker.times_draw != worker.draws and not isinstance(self.barrier.resample, str):
                 worker.times_draw = worker.draws
                 self.events.after(self.barrier.resample, self._draw_again, worker, worker.draws)
@@ -562,4 +546,4 @@ class _Peers(_Run):
     def forgets(self, worker: _SimulatedWorker) -> None:
         self.population.remove(worker)
         for watcher, draw in worker.watchers:
-            self._lost(watcher, draw, worker)
+            self._answered(watcher, draw, worker, None)
