@@ -33,10 +33,7 @@ def canonical(key: Any) -> Any:
     """Returns the form of a key. Two keys are equal exactly if their forms are.
 
     A form is text, bytes, a number, None, or a tuple or frozenset of forms. If the type decides, too,
-    it is a tuple that begins with it.
-
-    Raises:
-        TypeError: It cannot be a key.
+    it is a tuple that begins with it. What cannot be a key is a TypeError.
     """
     kind: Any = type(key)
     if kind in PLAIN:
@@ -46,11 +43,7 @@ def canonical(key: Any) -> Any:
 
 
 def stable_hash(key: Any) -> int:
-    """Returns 32 bits that are the same in every process, and for equal keys.
-
-    Raises:
-        TypeError: It cannot be a key.
-    """
+    """Returns 32 bits that are the same in every process, and for equal keys."""
     kind = type(key)
     if kind is str:
         return zlib.crc32(key.encode("utf-8", "surrogatepass"))
@@ -64,9 +57,7 @@ def stable_hash(key: Any) -> int:
 def first_of(firsts: dict[Any, Any], key: Any) -> Any:
     """Returns the first of equal keys, which a dictionary may take for different.
 
-    Args:
-        firsts: Those that were given so far, by their forms.
-        key: The next one.
+    `firsts` has those that came so far, by their forms.
     """
     kind = type(key)  # the most frequent ones are their own forms
     if (kind is float and key == key) or (kind is tuple and PLAIN.issuperset(map(type, key))):
@@ -80,12 +71,12 @@ def _hash(form: Any) -> int:
         return hash(tuple(map(_hash, form))) & _32_BITS
     if isinstance(form, frozenset):
         form = sum(map(_hash, form))
-    elif isinstance(form, str):
-        return zlib.crc32(form.encode("utf-8", "surrogatepass"))
-    elif isinstance(form, bytes):
+    if isinstance(form, type):
+        form = f"{form.__module__}.{form.__qualname__}"
+    if isinstance(form, str):
+        form = form.encode("utf-8", "surrogatepass")
+    if isinstance(form, bytes):
         return zlib.crc32(form)
-    elif isinstance(form, type):
-        return zlib.crc32(f"{form.__module__}.{form.__qualname__}".encode())
     return _mixed(form or 0)  # the hash of None is an address
 
 
@@ -97,11 +88,7 @@ def _mixed(number: Any) -> int:
 
 @functools.lru_cache
 def _rule(kind: type) -> Callable[[Any], Any]:
-    """Returns what makes the form of keys of a type.
-
-    Raises:
-        TypeError: It is not known which are equal.
-    """
+    """Returns what makes the form of keys of a type."""
     if kind.__module__ == "numpy" and not kind.__name__.endswith("longdouble"):
         return _of_numpy
     for base, rule in _RULES:

@@ -12,11 +12,7 @@ Key = str | int | bytes | tuple["Key", ...]
 
 
 def check_key(key: object, at: str = "") -> None:
-    """Raises what is wrong with a key, and where it is from.
-
-    Raises:
-        TypeError: It is of another type than those that are the same in every process.
-    """
+    """Raises a TypeError for a key of another type than those that are the same in every process."""
     if isinstance(key, tuple):
         for part in key:
             check_key(part, at)
@@ -43,11 +39,7 @@ def listed(what: str, keys: Any) -> list[Key]:
 
 
 def hash_of(key: Key) -> int:
-    """Returns a number that is the same in every process; a whole number is its own.
-
-    Raises:
-        TypeError: It is no key.
-    """
+    """Returns a number that is the same in every process; a whole number is its own."""
     check_key(key)
     if isinstance(key, int):  # so that blocks with numbers are divided evenly
         return key

@@ -3,6 +3,7 @@
 import collections
 import concurrent.futures
 import contextvars
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -24,18 +25,12 @@ class Turns:
     def run(self, function: Callable[..., Any], *args: Any) -> "concurrent.futures.Future[Any]":
         """Returns what a function returns or raises, now or later.
 
-        Args:
-            function: Runs with the context variables of the caller. It may not wait for others that
-                are to run here.
-            args: For the function.
+        It has the context variables of the caller. It may not wait for others that are to run here.
         """
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         # A copy: it may run while the caller's own is in use.
-        context = contextvars.copy_context()
-
-        def run() -> None:
-            context.run(_settle, future, function, args)
-
+        settle = contextvars.copy_context().run
+        run = functools.partial(settle, _settle, future, function, args)
         with self._lock:
             self._runs.append(run)
             if len(self._runs) > 1:

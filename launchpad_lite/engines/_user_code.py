@@ -23,11 +23,7 @@ _INSTALLED = str(Path(__file__).parents[1]), str(Path(traceback.__file__).parent
 def run_user_code(
     node: str, job: object, method: str, *args: Any, check: Check | None = None
 ) -> Any:
-    """Returns what a method of the user returns. What it raises is an ordinary exception.
-
-    Raises:
-        RuntimeError: It has raised `StopIteration`, `SystemExit` or the like.
-    """
+    """Returns what a method of the user returns. A `StopIteration` or `SystemExit` is a RuntimeError."""
     what = f"{node}: {method}"
     try:
         result = getattr(job, method)(*args)
@@ -47,13 +43,9 @@ class Named:
     """
 
     def __init__(self, place: str, kinds: Any = BaseException) -> None:
-        """Makes one.
-
-        Args:
-            place: The worker, and what it computes.
-            kinds: Errors that are those of the user's code; in a worker all are.
-        """
+        #: The worker, and what it computes.
         self._place = place
+        #: Errors that are those of the user's code; in a worker all are.
         self._kinds = kinds
 
     def __enter__(self) -> None:

@@ -195,12 +195,7 @@ class PSP(_Lagging):
 
 
 def check_resample(barrier: Barrier) -> None:
-    """Raises what is wrong with the `resample` of a barrier.
-
-    Raises:
-        TypeError: It is neither a word nor a number.
-        ValueError: It is another word than these two, or no time above 0.
-    """
+    """Raises what is wrong with the `resample` of a barrier: a TypeError or ValueError."""
     name, resample = type(barrier).__name__, barrier.resample
     expected = "resample is 'never', 'on_progress' or a number of seconds"
     if isinstance(resample, str):
@@ -213,12 +208,7 @@ def check_resample(barrier: Barrier) -> None:
 
 
 def check_barrier(barrier: object) -> None:
-    """Raises what is wrong with something that is given as a barrier.
-
-    Raises:
-        TypeError: It is none, or a class of barriers, or its `resample` is of a wrong type.
-        ValueError: Its `resample` has no meaning.
-    """
+    """Raises what is wrong with something that is given as a barrier: a TypeError or ValueError."""
     if isinstance(barrier, type) and issubclass(barrier, Barrier):
         raise TypeError(f"barrier is an object, as {barrier.__name__}(...), not the class")
     if not isinstance(barrier, Barrier):

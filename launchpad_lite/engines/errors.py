@@ -12,17 +12,6 @@ EngineError
 
 from launchpad_lite.errors import LaunchpadError
 
-__all__ = [
-    "EmptyError",
-    "EngineError",
-    "OrderError",
-    "SpillError",
-    "TaskError",
-    "UnknownKeyError",
-    "UpdateError",
-    "ValuesLostError",
-]
-
 
 class EngineError(LaunchpadError):
     """The root of all errors of engines."""

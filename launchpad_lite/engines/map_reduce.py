@@ -652,11 +652,7 @@ class MapReduce:
 
     @property
     def backend(self) -> Backend:
-        """Runs the jobs. For the engine.
-
-        Raises:
-            EngineError: The workers do not run.
-        """
+        """Runs the jobs. For the engine."""
         if self._backend is None:
             raise EngineError("the workers do not run: use the engine in a `with` block")
         return self._backend
