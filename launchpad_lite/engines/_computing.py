@@ -153,7 +153,6 @@ def chunk_of(items: Sequence[Any]) -> bytes:
 
 
 def weight_of(chunk: bytes) -> int:
-    """Returns how many bytes of memory it takes to load a chunk."""
     return int.from_bytes(chunk[-_WEIGHT_BYTES:], "little")
 
 
@@ -189,7 +188,6 @@ def memory_of(items: Collection[Any]) -> int:
 
 
 def loaded(chunks: Iterable[bytes]) -> Iterator[Any]:
-    """Yields the items of pickles."""
     return itertools.chain.from_iterable(map(_loaded, chunks))
 
 
@@ -354,7 +352,6 @@ def _is_in_round(partitions: int, rounds: int, number: int, item: tuple[Any, Any
 def _divided(
     shuffle: Shuffled, place: Callable[[Any], int], portion: Iterable[Any]
 ) -> Iterator[tuple[int, list[Any]]]:
-    """Yields the items for each partition, with its index."""
     if shuffle.kind == "sort":
         assert isinstance(portion, list)
         yield from shuffle.cut(portion)

@@ -115,7 +115,6 @@ class DaskBackend(Backend):
             self._left.pop(number, None)
 
     def close(self) -> None:
-        """Ends what was started for it."""
         self._client.close()
 
     def _prepare(self, submit: _Submit, operation: Operation) -> None:
@@ -164,7 +163,6 @@ class DaskBackend(Backend):
         return []
 
     def _wait(self, tasks: Sequence[tuple[Any, PartitionStep]]) -> list[Any]:
-        """Returns the results of tasks."""
         import distributed
 
         steps = dict(tasks)

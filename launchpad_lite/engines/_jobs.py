@@ -44,6 +44,9 @@ class Backend(Protocol):
     def forget(self, operations: Sequence[int]) -> None:
         """Drops what was kept of operations, given their numbers."""
 
+    def close(self) -> None:
+        """Ends what was started for it, and drops what is kept for it."""
+
 
 class Job:
     """One action: its operations, as the workers get them."""
@@ -54,7 +57,6 @@ class Job:
     broadcasts: dict[str, Broadcast[Any]]
 
     def __init__(self, operation: Operation, action: Action, title: str) -> None:
-        """Pickles it. A function that cannot be pickled is a TypeError."""
         self._title = title
         self._shuffles = shuffles_of(operation)
         # Cached: each task asks, and each answer is a walk through the plan.

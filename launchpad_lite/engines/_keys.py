@@ -47,7 +47,6 @@ def hash_of(key: Key) -> int:
 
 
 def unknown_key(where: str, key: object, known: Iterable[Key]) -> UnknownKeyError:
-    """Returns the error of a key that was never set."""
     names = [repr(each) for each in known]
     near = difflib.get_close_matches(repr(key), names, n=3)
     if near:

@@ -5,7 +5,7 @@ import concurrent.futures
 import time
 import uuid
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -102,9 +102,11 @@ class _Planned:
 class Driver(Backend):
     """Runs jobs on workers, one at a time."""
 
-    def __init__(self, workers: Sequence[Any], show: Show, *, is_alone: bool = False) -> None:
-        #: Whether the workers are for it alone, and come back if they are ended.
-        self._is_alone = is_alone
+    def __init__(
+        self, workers: Sequence[Any], show: Show, end_workers: Callable[[], object] | None = None
+    ) -> None:
+        #: Ends the workers, if they are for it alone; then they come back if one is ended.
+        self._end_workers = end_workers
         self._places = [_WorkerPlace(index, client) for index, client in enumerate(workers)]
         self._show = show
         self.workers = len(self._places)
@@ -155,10 +157,11 @@ class Driver(Backend):
         self._forget([], operations)
 
     def close(self) -> None:
-        """Has the workers drop all that they keep for it."""
         for place in self._places:
             self._lose_life(place.life)
             place.leave()
+        if self._end_workers is not None:
+            self._end_workers()  # at last, since they wait for drivers that stay
 
     def _forget(self, jobs: Sequence[str], operations: Sequence[int]) -> None:
         for number in operations:
@@ -260,7 +263,9 @@ class Driver(Backend):
 
     def _abandon(self, job: str, places: Iterable[_WorkerPlace]) -> None:
         """Ends the workers that compute for a job, because other jobs would wait for them."""
-        ends = {place: place.client.futures.end(job, PROCESS) for place in places if self._is_alone}
+        if self._end_workers is None:
+            return
+        ends = {place: place.client.futures.end(job, PROCESS) for place in places}
         concurrent.futures.wait(ends.values(), _END_S)
         for place, end in ends.items():
             end.add_done_callback(ignore)

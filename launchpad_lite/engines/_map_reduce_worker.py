@@ -132,7 +132,6 @@ class MapReduceWorker:
 
     @courier.idempotent
     def receive(self, life: str, name: str, data: bytes) -> None:
-        """Takes a value that functions use."""
         self._stay(life, name).broadcasts[name] = pickle.loads(data)
 
     def prepare(self, life: str, job: str, payload: bytes, broadcasts: Sequence[str]) -> None:
@@ -143,7 +142,6 @@ class MapReduceWorker:
 
     @courier.idempotent
     def forget(self, life: str, jobs: Sequence[str], owners: Sequence[int]) -> None:
-        """Drops jobs, and the output of operations."""
         if stay := self._stays.get(life):
             for job in jobs:
                 stay.jobs.pop(job, None)
@@ -165,7 +163,6 @@ class MapReduceWorker:
     def fetch(
         self, life: str, shuffle: int, sources: Sequence[int], partition: int
     ) -> list[list[bytes]]:
-        """Returns chunks of the output of tasks, by task."""
         self._check(life, shuffle, sources)
         return [self._store.get((life, shuffle), (source, partition)) for source in sources]
 

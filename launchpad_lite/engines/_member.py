@@ -89,7 +89,6 @@ class OwnedPart:
     entries: dict[Key, StoredValue]
 
     def has(self, place: int) -> bool:
-        """Returns whether a place is in its range."""
         return self.before is None or is_between(self.before.place, place, self.owner.place)
 
     def copy(self) -> "OwnedPart":
@@ -97,8 +96,12 @@ class OwnedPart:
         return dataclasses.replace(self, entries=dict(self.entries))
 
 
+#: A number, which grows with each that a process sends; the parts of the sender and of those before
+#: it, the nearest first.
+Everything = tuple[int, Sequence[OwnedPart]]
+
+
 def key_place(key: Key) -> int:
-    """Returns the place of a key."""
     return place_of(repr(key))
 
 
@@ -123,9 +126,9 @@ class RingMember:
         self._copies: list[OwnedPart] = []
         #: Its changes are numbered on in each of its stays on the ring.
         self._seq = 0
-        #: Numbers what it sends with `store_all`.
+        #: Numbers the copies that it sends of all its parts.
         self._clock = 0
-        #: The sender of the last `store_all`, and its number.
+        #: The sender of the last such copies, and their number.
         self._heard: tuple[Contact, int] = (me, 0)
         #: The newcomer that is being let in: its changes wait until all replicas know of it.
         self._newcomer: Contact | None = None
@@ -141,7 +144,6 @@ class RingMember:
 
     @property
     def is_on_ring(self) -> bool:
-        """Whether it owns a range."""
         return self._own is not None
 
     # Called by others: who is where.
@@ -222,15 +224,25 @@ class RingMember:
         seq: int,
         changes: Mapping[Key, StoredValue] | None,
         links: int,
+        everything: Everything | None = None,
     ) -> Answer:
         """Takes changes of an owner, and passes them on `links` times.
 
         The sender has them, and comes before this member. Without changes, it only asks whether this
-        one has all up to number `seq`.
+        one has all up to number `seq`. With everything, this one takes copies of all its parts.
         """
         refused = self._refused(sender, owner)
         if refused is not None:
             return refused
+        if everything is not None:
+            clock, parts = everything
+            if self._heard[0] != sender or self._heard[1] < clock:
+                self._heard = (sender, clock)
+                self._take_copies(parts)
+            part = self._copy_of(owner)
+            if part is not None:
+                await self._send(owner, part.seq, None, links)
+            return JoinAnswer.HOLDS, [self._me, *self.ring.successors]
         part = self._copy_of(owner)
         if part is None or part.seq < seq - (changes is not None):
             return JoinAnswer.BEHIND, []
@@ -240,38 +252,13 @@ class RingMember:
         await self._send(owner, seq, changes, links)
         return JoinAnswer.HOLDS, [self._me, *self.ring.successors]
 
-    async def store_all(
-        self, sender: Contact, clock: int, parts: Sequence[OwnedPart], owner: Contact, links: int
-    ) -> Answer:
-        """Takes copies of all parts of the member before it, and passes those of one owner on.
-
-        Args:
-            sender: Who has them.
-            clock: Numbers the calls of the sender: the newest one counts.
-            parts: Of the sender and of those before it, the nearest first.
-            owner: The owner whose part is to be passed on.
-            links: How often.
-        """
-        refused = self._refused(sender, owner)
-        if refused is not None:
-            return refused
-        if self._heard[0] != sender or self._heard[1] < clock:
-            self._heard = (sender, clock)
-            self._take_copies(parts)
-        part = self._copy_of(owner)
-        if part is not None:
-            await self._send(owner, part.seq, None, links)
-        return JoinAnswer.HOLDS, [self._me, *self.ring.successors]
-
     # Called by others: values.
 
     async def read(self, key: Key) -> tuple[Any, int]:
-        """Returns a value and its version."""
         entry = self._entry(self._owning(key), key)
         return entry.value, entry.version
 
     async def put(self, key: Key, value: Any) -> None:
-        """Sets a value."""
         async with self._writing:
             before = self._owning(key).entries.get(key) or StoredValue(None, -1)
             await self._change(key, StoredValue(value, before.version + 1, before.applied))
@@ -498,9 +485,10 @@ class RingMember:
             for to in list(self.ring.successors):
                 if self._goes_around(own, owner):
                     return
+                everything = self._everything(owner) if needs_all else None
                 try:
-                    link, contacts = await self._pass_on(
-                        to, owner, seq, changes, links - 1, needs_all
+                    link, contacts = await self._call(
+                        to, "store", self._me, owner, seq, changes, links - 1, everything
                     )
                 except GoneError:
                     self.ring.drop(to.name)
@@ -537,22 +525,11 @@ class RingMember:
             raise ElsewhereError(f"{self._me.name} has no copy of {owner.name} any more")
         return part.before == self._me
 
-    async def _pass_on(
-        self,
-        to: Contact,
-        owner: Contact,
-        seq: int,
-        changes: Mapping[Key, StoredValue] | None,
-        links: int,
-        needs_all: bool,
-    ) -> Any:
-        if not needs_all:
-            return await self._call(to, "store", self._me, owner, seq, changes, links)
+    def _everything(self, owner: Contact) -> Everything:
         self._clock += 1
         own = self._on_ring(owner).copy()
         own.entries.update(self._pending)
-        parts = [own, *self._copies][: self._links]
-        return await self._call(to, "store_all", self._me, self._clock, parts, owner, links)
+        return self._clock, [own, *self._copies][: self._links]
 
     def _is_before(self, contacts: list[Contact], to: Contact) -> bool:
         """Returns whether a member stands between this one and another one."""

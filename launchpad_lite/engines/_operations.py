@@ -47,7 +47,6 @@ class Operation:
     title: str
     partitions: int
     parents: "tuple[Operation, ...]" = ()
-    #: Its identity.
     number: int = field(default_factory=lambda: next(_numbers))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -56,7 +55,6 @@ class Operation:
 
     @property
     def own_partitions(self) -> "list[tuple[Operation, int]]":
-        """All its partitions, in order."""
         return [(self, index) for index in range(self.partitions)]
 
     @property
@@ -90,7 +88,6 @@ class LinesSource(Operation):
     encoding: str = "utf-8"
 
     def compute(self, partition: int) -> Iterator[Any]:
-        """Returns the lines."""
         block = self.blocks[partition]
         if block.end is None:
             import gzip
@@ -174,7 +171,6 @@ class Union(Operation):
     """The partitions of all parents."""
 
     def sources(self, partition: int) -> list[tuple[Operation, int]]:
-        """Returns the partition that it stands for."""
         for parent in self.parents:
             if partition < parent.partitions:
                 return [(parent, partition)]
@@ -189,7 +185,6 @@ class Some(Operation):
     chosen: Sequence[int] = ()
 
     def sources(self, partition: int) -> list[tuple[Operation, int]]:
-        """Returns the partition that it stands for."""
         return [(self.parents[0], self.chosen[partition])]
 
 

@@ -55,7 +55,6 @@ _PROTOCOL = (
     "receive",
     "inherit",
     "store",
-    "store_all",
     "read",
     "put",
 )
@@ -84,7 +83,6 @@ class Peer:
         #: A peer that comes back does not hold others up until it is on the ring.
         self._makes_steps = self._me.life == 0
         self._is_in_user_code = False
-        #: Whether it has been on the ring.
         self._has_entered = asyncio.Event()
         self._stops = asyncio.Event()
         #: Whether it makes the ring: in a second life, unless another peer may have been on one.
@@ -106,7 +104,6 @@ class Peer:
         return found
 
     async def set(self, key: Key, value: Any) -> None:
-        """Sets a value, on the peer that owns the key."""
         check_key(key)
         await self._at_owner(key, "put", key, value)
 
@@ -303,7 +300,6 @@ class Peer:
                 task.cancel()
 
     async def _sample(self) -> list[Contact]:
-        """Draws the peers to observe."""
         barrier, ring = self._job.barrier, self._member.ring
         size = barrier.sample_size
         others = self._others()

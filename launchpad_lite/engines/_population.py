@@ -38,12 +38,10 @@ class Gate(Generic[W]):
         self._barrier = barrier
         self._step = step
         self._unknown = len(self.observed)
-        #: Workers that were asked, and have not answered.
         self._asked: set[W] = set()
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that are observed have answered."""
         return not self._unknown
 
     def questions(self) -> list[tuple[W, int]]:
@@ -100,7 +98,6 @@ class Population(Generic[W]):
     """
 
     def __init__(self, barrier: Barrier, rng: random.Random) -> None:
-        """Makes one without workers."""
         self._barrier = barrier
         self._rng = rng
         self._steps: dict[W, int] = {}
@@ -141,12 +138,10 @@ class Population(Generic[W]):
 
     @property
     def steps(self) -> dict[W, int]:
-        """How many steps each has finished."""
         return dict(self._steps)
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
         return len(self._gates) + sum(map(len, self._waiting.values()))
 
     def others(self, worker: W) -> Sequence[W]:
@@ -157,7 +152,6 @@ class Population(Generic[W]):
         return others
 
     def step_of(self, worker: W) -> int:
-        """Returns how many steps a worker has finished."""
         return self._steps[worker]
 
     def add(self, worker: W, step: int | None = None) -> int:
@@ -225,12 +219,10 @@ class Population(Generic[W]):
         return next(iter(self._draws.values()), None)
 
     def draw_due(self, now: float) -> list[W]:
-        """Draws the samples that are due."""
         due = itertools.takewhile(lambda worker: self._draws[worker] <= now, self._draws)
         return [worker for worker in list(due) if self._draw(worker, now)]
 
     def _release(self) -> list[W]:
-        """Returns the workers that may go on, of those that observe all."""
         released: list[W] = []
         for step, group in list(self._waiting.items()):
             self._all.remove(step)  # the others: the worker itself is none of them

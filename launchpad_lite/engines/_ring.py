@@ -20,7 +20,6 @@ SUCCESSORS = 24
 
 @functools.lru_cache(4096)
 def place_of(text: str) -> int:
-    """Returns the place of a peer or key: as if at random, the same everywhere."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
@@ -38,7 +37,6 @@ def is_between(start: int, place: int, end: int) -> bool:
 class Contact:
     """A process of a peer."""
 
-    #: Of its node.
     name: str
     #: How often the node was started again before; -1 if that is not known.
     life: int = -1
@@ -53,7 +51,6 @@ class Ring:
     """The way from one peer to others: hints, which may be wrong for a while. Not thread-safe."""
 
     def __init__(self, me: Contact) -> None:
-        """Makes the view of a peer that knows no other."""
         self.me = me
         #: The next ones, in order; without itself.
         self.successors: list[Contact] = []
@@ -102,7 +99,6 @@ class Ring:
         return [exponent for exponent in range(BITS) if 1 << exponent > reach]
 
     def drop(self, name: str) -> None:
-        """Forgets a peer that is gone."""
         self.successors = [each for each in self.successors if each.name != name]
         self._fingers = {e: each for e, each in self._fingers.items() if each.name != name}
 

@@ -242,7 +242,6 @@ class KeyServer:
             )
 
     def save(self, folder: Path) -> None:
-        """Writes a checkpoint."""
         with self._storing:
             values = {key: (held.value, held.version) for key, held in self._held.items()}
             state = {
@@ -255,7 +254,6 @@ class KeyServer:
             courier.dump(state, file)
 
     def restore(self, folder: Path) -> None:
-        """Takes over what a checkpoint has."""
         with (folder / "values.pickle").open("rb") as file:
             state = pickle.load(file)
         if state["servers"] != self._server_num:  # each would miss keys that others have
@@ -324,7 +322,6 @@ class Coordinator(KeyServer):
         self._kept_names: set[Key] = set()
         #: Workers that have finished a step, which is not counted yet.
         self._early: dict[WorkerIdentity, None] = {}
-        #: Steps that were finished in all.
         self._updates = 0
         #: How many there were in the last line of progress, and when that was.
         self._shown_updates, self._shown_at = 0, time.monotonic()
@@ -380,12 +377,10 @@ class Coordinator(KeyServer):
 
     @courier.idempotent
     def worker_num(self) -> int:
-        """Returns how many workers there are."""
         return len(self._population)
 
     @courier.idempotent
     def progress(self) -> Progress:
-        """Returns how far the workers are."""
         with self._changed:
             steps = sorted(self._population.steps.values()) or [0]
             return Progress(

@@ -119,7 +119,6 @@ class SparkBackend(Backend):
                 rdd.unpersist()
 
     def close(self) -> None:
-        """Ends what was started for it."""
         self.forget(list(self._left))
         if self._is_ours:
             self._context.stop()
@@ -143,7 +142,6 @@ class SparkBackend(Backend):
         return rdd.mapPartitionsWithIndex(dataclasses.replace(task, step=step))
 
     def _begun(self, job: Job, task: "_SparkTask", operation: Operation) -> Any:
-        """Returns the chunks that tasks begin with."""
         if isinstance(operation, ItemsSource):
             return self._context.parallelize(operation.chunks, operation.partitions)
         if not isinstance(operation, Cached | Shuffled):
@@ -243,7 +241,6 @@ def _as_it_is(results: Iterator[Any]) -> Iterator[Any]:
 
 
 def _started(pyspark: Any, address: str | None, workers: int | None, *, progress: bool) -> Any:
-    """Returns a context of our own."""
     conf = pyspark.SparkConf().setAppName("launchpad_lite")
     conf.set("spark.ui.showConsoleProgress", str(progress).lower())
     if address is not None:

@@ -21,13 +21,11 @@ class Steps(Sequence[int]):
         return self._lowest
 
     def add(self, step: int) -> None:
-        """Adds the step of one worker."""
         self._count[step] += 1
         self._len += 1
         self._lowest = min(self._lowest, step)
 
     def remove(self, step: int) -> None:
-        """Takes away the step of one worker."""
         self._len -= 1
         self._count[step] -= 1
         if not self._count[step]:

@@ -17,7 +17,6 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        """Makes one without functions."""
         self._lock = threading.Lock()
         #: The first one runs.
         self._runs: collections.deque[Callable[[], None]] = collections.deque()

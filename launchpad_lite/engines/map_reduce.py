@@ -65,7 +65,6 @@ _BLOCK_BYTES = 16 << 20
 _PER_WORKER = 4
 #: Keys that are sampled to find the borders of a sort, for each partition.
 _SAMPLED = 40
-#: Lines that are written at once.
 _AT_ONCE = 4096
 #: Seconds between two lines of progress where there is no terminal.
 _LINE_S = 10.0
@@ -551,9 +550,8 @@ class MapReduce:
         self._launch_options = launch_options
         self._progress = progress
         self._shown_at = time.monotonic()
-        #: Returns workers that run, and what ends them or their work for us.
-        self._start: Callable[[], tuple[Backend, Callable[[], object]]] = self._start_own
-        self._close: Callable[[], object] | None = None
+        #: Returns workers that run.
+        self._start: Callable[[], Backend] = self._start_own
         self._backend: Backend | None = None
 
     @classmethod
@@ -599,32 +597,30 @@ class MapReduce:
         """Returns one of clients of workers that run. For the engine."""
         engine = cls(len(workers))
         driver = Driver(workers, engine._show)
-        engine._start = lambda: (driver, driver.close)
+        engine._start = lambda: driver
         return engine.__enter__()
 
     def __enter__(self) -> "MapReduce":
         if self._backend is None:
-            self._backend, self._close = self._start()
+            self._backend = self._start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._close is not None:
-            close, self._close, self._backend = self._close, None, None
-            close()
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            backend.close()
 
-    def _start_own(self) -> tuple[Backend, Callable[[], object]]:
+    def _start_own(self) -> Backend:
         if self._kind == "dask":
             from launchpad_lite.engines._dask import DaskBackend
 
             workers = self._workers if self._address is None else self._asked
-            dask = DaskBackend(self._address, workers, *self._options, self._show)
-            return dask, dask.close
+            return DaskBackend(self._address, workers, *self._options, self._show)
         if self._kind == "spark":
             from launchpad_lite.engines._spark import SparkBackend
 
             bar = self._progress and sys.stderr.isatty()
-            spark = SparkBackend(self._address, self._asked, *self._options, progress=bar)
-            return spark, spark.close
+            return SparkBackend(self._address, self._asked, *self._options, progress=bar)
         program = lp.Program("map_reduce")
         memory_bytes, spill_folder = self._options
         handle = self.add_to(
@@ -642,13 +638,7 @@ class MapReduce:
             # A Ctrl-C interrupts an action, as any other code, and does not stop the workers.
             signal.signal(signal.SIGINT, on_interrupt)
         clients = [worker.dereference() for worker in handle.args]
-        driver = Driver(clients, self._show, is_alone=True)
-
-        def close() -> None:
-            driver.close()  # workers wait for drivers that stay
-            running.complete()
-
-        return driver, close
+        return Driver(clients, self._show, running.complete)
 
     @property
     def backend(self) -> Backend:

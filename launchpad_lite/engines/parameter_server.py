@@ -162,17 +162,14 @@ class _Participant:
         self._lives = [""] * len(servers)
         #: Keys of the last step that are on the first server.
         self._first_keys: Sequence[Key] = ()
-        #: Updates that go with the next call.
         self._unsent: Mapping[Key, Any] = {}
         self._node = lp.current_node().name
-        #: The member that it is.
         self._member: WorkerIdentity | None = None
         self._pushes = False
         #: The call that asks to begin a step; cancelled when the node stops.
         self._call: Any = None
 
     def steps(self) -> Iterator[int]:
-        """Works until the engine or the node stops, or the reader leaves."""
         lp.register_stop_handler(self._give_up)
         try:
             yield from self._steps()

@@ -284,8 +284,6 @@ class _Events:
 
 
 class _SimulatedWorker:
-    """A worker that takes part."""
-
     def __init__(
         self, number: int, trace: WorkerTrace, slowdown: float, rng: random.Random
     ) -> None:
@@ -296,7 +294,6 @@ class _SimulatedWorker:
         self.slowdown = slowdown
         self.finished_s = array.array("d")
         trace.finished_s = self.finished_s
-        #: How many steps it has finished.
         self.step = trace.first_step
         self.waits_since: float | None = None
         #: The values that it read when its step began.
