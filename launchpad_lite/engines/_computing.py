@@ -96,18 +96,6 @@ def where(step: PartitionStep, operations: Operations) -> str:
     return f"{text} ({first.blocks[index]})" if isinstance(first, LinesSource) else text
 
 
-def limit(memory_bytes: int | None, workers: int | None = None) -> int:
-    """Returns two fifths of the memory for data, for what is computed: the rest is in transit.
-
-    By default, the memory is a worker's part of half of the machine's, and each core has a worker.
-    """
-    if memory_bytes is None:
-        import psutil
-
-        memory_bytes = psutil.virtual_memory().total // (2 * (workers or psutil.cpu_count() or 1))
-    return max(1, 2 * memory_bytes // 5)
-
-
 def load_job(payload: bytes, received: Mapping[str, Any]) -> tuple[Operations, Action]:
     """Returns what a `Job` has pickled, given the values that came before it."""
     operations, action = load(payload, received)
@@ -201,9 +189,20 @@ def _loaded(chunk: bytes) -> Any:
 class Computing:
     """Takes items apart for wide operations, and brings them together. Thread-safe."""
 
-    def __init__(self, memory_bytes: int, spill_folder: str | None) -> None:
-        """Sets how much memory it takes, about, and where the rest goes."""
-        self._memory_bytes = memory_bytes
+    def __init__(
+        self, memory_bytes: int | None, spill_folder: str | None, workers: int | None = None
+    ) -> None:
+        """Sets how much memory it takes, about, and where the rest goes.
+
+        By default, the memory is a worker's part of half of the machine's, and each core has a worker.
+        """
+        if memory_bytes is None:
+            import psutil
+
+            workers = workers or psutil.cpu_count() or 1
+            memory_bytes = psutil.virtual_memory().total // (2 * workers)
+        # For what is computed; the rest is in transit.
+        self._memory_bytes = max(1, 2 * memory_bytes // 5)
         self._spill_folder = spill_folder
         _tidy_heap()
 

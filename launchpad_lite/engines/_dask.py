@@ -13,7 +13,6 @@ from launchpad_lite.engines._computing import (
     Computing,
     PartitionStep,
     items_of,
-    limit,
     load_job,
     loaded,
     weight_of,
@@ -201,7 +200,7 @@ def _compute(
     from distributed import get_worker
 
     operations, action = load_job(payload, received)
-    computes = Computing(limit(memory_bytes), spill_folder)
+    computes = Computing(memory_bytes, spill_folder)
 
     def begin(operation: Operation, partition: int) -> Iterator[Any]:  # noqa: ARG001
         if not isinstance(operation, Shuffled):

@@ -78,12 +78,6 @@ class _WorkerPlace:
         self.prepared.clear()
         self.received.clear()
 
-    def is_lost(self) -> None:
-        self.leave()
-        if self.returns is None:
-            self.returns = self.client.futures.hello()
-            self.returns.add_done_callback(ignore)
-
 
 @dataclass(frozen=True)
 class _Planned:
@@ -360,8 +354,11 @@ class Driver(Backend):
         )
 
     def _lose(self, place: _WorkerPlace) -> None:
-        place.is_lost()
         self._lose_life(place.life)
+        place.leave()
+        if place.returns is None:
+            place.returns = place.client.futures.hello()
+            place.returns.add_done_callback(ignore)
 
     def _lose_life(self, life: str) -> None:
         for outputs in self._outputs.values():
@@ -376,7 +373,7 @@ class Driver(Backend):
         try:
             call.result()
         except courier.ServerLostError:
-            place.is_lost()
+            self._lose(place)
         except courier.ServerUnreachableError as error:
             raise EngineError(
                 f"a worker of map-reduce is gone and does not come back: {error}"

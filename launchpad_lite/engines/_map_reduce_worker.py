@@ -8,7 +8,7 @@ import pickle
 import signal
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from launchpad_lite.engines._computing import (
     Operations,
     PartitionStep,
     items_of,
-    limit,
     load_job,
     loaded,
     weight_of,
@@ -92,7 +91,7 @@ class MapReduceWorker:
         #: Clients of all workers, in order; None in the place of this one.
         self._peers = peers
         self._store = ChunkStore(spill_folder)
-        self._computes = Computing(limit(memory_bytes, len(peers)), spill_folder)
+        self._computes = Computing(memory_bytes, spill_folder, len(peers))
         #: By life.
         self._stays: dict[str, _Stay] = {}
         self._computing = threading.Lock()
@@ -180,10 +179,8 @@ class MapReduceWorker:
     def compute(self, life: str, task: StepRequest) -> Any:
         """Returns the result of the action for a partition, or a `StageOutput` for another stage.
 
-        Raises:
-            NotPreparedError: `prepare` comes first.
-            MissingError: An input is not there any more.
-            TaskError: The code of the user has raised.
+        Before it comes `prepare`, or it raises NotPreparedError. MissingError says that an input is
+        not there any more.
         """
         call = courier.current_call()
         with self._computing:
@@ -240,10 +237,10 @@ class MapReduceWorker:
             total = sum(output.weights[partition] for output in task.outputs)
 
             def fetch(sources: Sequence[int], at_once: bool) -> Iterator[bytes]:
-                return _noting(
-                    missing,
-                    self._fetched(operation.number, partition, task.outputs, sources, at_once),
-                )
+                outputs = {source: task.outputs[source] for source in sources}
+                wanted = {s: output for s, output in outputs.items() if output.weights[partition]}
+                fetched = self._fetched_at_once if at_once else self._fetched_in_turn
+                return _noting(missing, fetched(operation.number, partition, wanted))
 
             return self._computes.gather(operation, total, fetch)
         assert isinstance(operation, Cached)
@@ -272,33 +269,24 @@ class MapReduceWorker:
         self._store.mark(owner, (source, -1))
         return weights
 
-    def _fetched(
-        self,
-        shuffle: int,
-        partition: int,
-        outputs: Sequence[StageOutput],
-        sources: Sequence[int],
-        at_once: bool,
+    # Both yield chunks in the order of the tasks that made them.
+
+    def _fetched_in_turn(
+        self, shuffle: int, partition: int, wanted: Mapping[int, StageOutput]
     ) -> Iterator[bytes]:
-        """Yields chunks in the order of the tasks that made them."""
-        wanted = [source for source in sources if outputs[source].weights[partition]]
-        if at_once:
-            yield from self._fetched_at_once(shuffle, partition, outputs, wanted)
-            return
-        for source in wanted:
-            worker, life = outputs[source].worker, outputs[source].life
-            peer = self if worker == self._index else self._peers[worker]
+        for source, output in wanted.items():
+            peer = self if output.worker == self._index else self._peers[output.worker]
             try:
-                yield from peer.fetch_in_turn(life, shuffle, source, partition)
+                yield from peer.fetch_in_turn(output.life, shuffle, source, partition)
             except courier.ServerGoneError:
-                raise MissingError(life) from None
+                raise MissingError(output.life) from None
 
     def _fetched_at_once(
-        self, shuffle: int, partition: int, outputs: Sequence[StageOutput], wanted: Sequence[int]
+        self, shuffle: int, partition: int, wanted: Mapping[int, StageOutput]
     ) -> Iterator[bytes]:
         parts: dict[tuple[int, str], list[int]] = {}
-        for source in wanted:
-            parts.setdefault((outputs[source].worker, outputs[source].life), []).append(source)
+        for source, output in wanted.items():
+            parts.setdefault((output.worker, output.life), []).append(source)
         calls = {
             place: self._peers[place[0]].futures.fetch(place[1], shuffle, part, partition)
             for place, part in parts.items()

@@ -19,7 +19,6 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import courier
@@ -173,7 +172,7 @@ class KeyServer:
 
     def _put(self, values: Mapping[Key, Any], replace: bool) -> None:
         self._check()
-        self._store({key: values[key] for key in values if replace or key not in self._held})
+        self._store({key: values[key] for key in values if replace or key not in self._held}, {})
         self._keep(values, self._kept)
 
     def _keep(self, keys: Iterable[Key], kept: set[Key]) -> None:
@@ -216,9 +215,7 @@ class KeyServer:
         return held
 
     def _store(
-        self,
-        values: Mapping[Key, Any],
-        applied: Mapping[str, tuple[int, int, int]] = MappingProxyType({}),
+        self, values: Mapping[Key, Any], applied: Mapping[str, tuple[int, int, int]]
     ) -> None:
         new = {}
         for key, value in values.items():

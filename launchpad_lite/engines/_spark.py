@@ -18,7 +18,6 @@ from launchpad_lite.engines._computing import (
     Operations,
     PartitionStep,
     items_of,
-    limit,
     load_job,
     loaded,
     weight_of,
@@ -195,7 +194,7 @@ class _SparkTask:
     def _results(
         self, step: PartitionStep, operations: Operations, action: Action, begun: Iterator[Any]
     ) -> Iterator[Any]:
-        computes = Computing(limit(self.memory_bytes), self.spill_folder)
+        computes = Computing(self.memory_bytes, self.spill_folder)
 
         def begin(operation: Operation, partition: int) -> Iterator[Any]:  # noqa: ARG001
             if isinstance(operation, Shuffled):

@@ -84,12 +84,9 @@ class Barrier(abc.ABC):
 
 
 class _Lagging(Barrier):
-    """No worker goes on that is more than `_most` steps ahead of one that it observes."""
+    """No worker goes on that is more than `staleness` steps ahead of one that it observes."""
 
-    @property
-    @abc.abstractmethod
-    def _most(self) -> float:
-        """How many steps an observed worker may lag behind."""
+    staleness: float = 0
 
     def may_advance(self, step: int, observed_steps: Sequence[int]) -> bool:
         """Returns whether all that are observed lag behind by few enough steps."""
@@ -97,11 +94,11 @@ class _Lagging(Barrier):
             lowest = observed_steps.lowest
         else:
             lowest = min(observed_steps, default=math.inf)
-        return step - lowest <= self._most
+        return step - lowest <= self.staleness
 
     def can_hold_up(self, step: int, other_step: int) -> bool:
         """Returns whether the other one lags behind too far; once it does not, it never will again."""
-        return step - other_step > self._most
+        return step - other_step > self.staleness
 
 
 @dataclass(frozen=True)
@@ -114,8 +111,6 @@ class BSP(_Lagging):
         engines.BSP().may_advance(3, [3, 4])  # True
     """
 
-    _most = 0.0
-
 
 @dataclass(frozen=True)
 class SSP(_Lagging):
@@ -127,14 +122,10 @@ class SSP(_Lagging):
         engines.SSP(staleness=4).may_advance(7, [3, 9])  # True: 3 is 4 behind
     """
 
-    staleness: float
+    staleness: float = field()  # without the default
 
     def __post_init__(self) -> None:
         _check_staleness(self, self.staleness)
-
-    @property
-    def _most(self) -> float:
-        return self.staleness
 
 
 @dataclass(frozen=True)
@@ -188,10 +179,6 @@ class PSP(_Lagging):
             raise ValueError(f"PSP: sample_size is at least 0, not {size}")
         _check_staleness(self, self.staleness)
         check_resample(self)
-
-    @property
-    def _most(self) -> float:
-        return self.staleness
 
 
 def check_resample(barrier: Barrier) -> None:
