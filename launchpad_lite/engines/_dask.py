@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import courier
 from launchpad_lite.engines._computing import (
-    Action,
     Computing,
     PartitionStep,
     items_of,
@@ -26,7 +25,6 @@ from launchpad_lite.engines._operations import (
     Shuffled,
     beginnings_of,
     chain_of,
-    shuffles_of,
 )
 from launchpad_lite.engines._user_code import Named
 from launchpad_lite.engines.errors import EngineError, SpillError, TaskError
@@ -79,10 +77,7 @@ class DaskBackend(Backend):
         #: Free when the user has dropped the value.
         self._received: weakref.WeakKeyDictionary[Broadcast[Any], Any] = weakref.WeakKeyDictionary()
 
-    def run(
-        self, operation: Operation, action: Action, title: str, *, keep: bool = False
-    ) -> list[Any]:
-        job = Job(operation, action, title)
+    def compute(self, job: Job) -> list[Any]:
         for broadcast in job.broadcasts.values():
             if broadcast not in self._received:
                 self._received[broadcast] = self._client.scatter(
@@ -93,8 +88,8 @@ class DaskBackend(Backend):
         payload = self._client.submit(bytes, job.payload, pure=False)
         submit = functools.partial(self._submit, job, payload, received)
         try:
-            self._prepare(submit, operation)
-            tasks = submit(operation.own_partitions, None)
+            self._prepare(submit, job.operation)
+            tasks = submit(job.operation.own_partitions, None)
             return list(map(pickle.loads, self._wait(tasks)))
         except BaseException:
             # Partitions that were to be cached, and were not.
@@ -105,9 +100,6 @@ class DaskBackend(Backend):
             ]
             self.forget(bad)
             raise
-        finally:
-            if not keep:
-                self.forget([each.number for each in shuffles_of(operation)])
 
     def forget(self, operations: Sequence[int]) -> None:
         for number in operations:

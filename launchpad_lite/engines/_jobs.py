@@ -1,13 +1,16 @@
 """An action on a dataset, as its workers get it, be they ours, Dask's or Spark's."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+import abc
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from launchpad_lite.engines._broadcasts import Broadcast, dump
 from launchpad_lite.engines._computing import Action, JobStage, PartitionStep
 from launchpad_lite.engines._operations import (
     Operation,
     Shuffled,
+    chain_of,
     operations_of,
     pipeline_of,
     shuffles_of,
@@ -18,7 +21,7 @@ from launchpad_lite.engines.errors import EngineError
 Show = Callable[[JobStage, int, int], None]
 
 
-class Backend(Protocol):
+class Backend(abc.ABC):
     """Runs jobs: our workers, or those of another system. Used by one thread at a time."""
 
     #: How many partitions are computed at a time.
@@ -40,10 +43,21 @@ class Backend(Protocol):
             SpillError: Data fits neither into memory nor on the disk.
             TypeError: A function cannot be pickled.
         """
+        job = Job(operation, action, title)
+        try:
+            return self.compute(job)
+        finally:
+            self.forget([] if keep else [each.number for each in job.shuffles])
 
+    @abc.abstractmethod
+    def compute(self, job: "Job") -> list[Any]:
+        """Returns what the action of a job returns for each partition."""
+
+    @abc.abstractmethod
     def forget(self, operations: Sequence[int]) -> None:
-        """Drops what was kept of operations, given their numbers."""
+        """Drops what was kept of operations, given their numbers, and of jobs that are over."""
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Ends what was started for it, and drops what is kept for it."""
 
@@ -57,38 +71,39 @@ class Job:
     broadcasts: dict[str, Broadcast[Any]]
 
     def __init__(self, operation: Operation, action: Action, title: str) -> None:
-        self._title = title
-        self._shuffles = shuffles_of(operation)
+        self.name = uuid.uuid4().hex
+        self.operation = operation
+        self.title = title
+        self.shuffles = shuffles_of(operation)
         # Cached: each task asks, and each answer is a walk through the plan.
         self._stages: dict[tuple[int, int], JobStage] = {}
-        operations = {each.number: each for each in operations_of(operation)}
+        self._operations = {each.number: each for each in operations_of(operation)}
         try:
-            self.payload, self.broadcasts = dump((operations, action))
+            self.payload, self.broadcasts = dump((self._operations, action))
         except EngineError:
             raise
         except Exception as error:
-            raise TypeError(_what_cannot_be_pickled(operations, error)) from error
-
-    def stage(self, operation: Operation, target: Operation | None) -> JobStage:
-        """Returns the stage that computes an operation for a wide or cached one, or for the action."""
-        key = operation.number, 0 if target is None else target.number
-        if key not in self._stages:
-            if isinstance(target, Shuffled):
-                number = self._shuffles.index(target) + 1
-            else:
-                number = len(shuffles_of(operation)) + 1
-            title = self._title if target is None else target.title
-            title = f"{pipeline_of(operation)} → {title}"
-            self._stages[key] = JobStage(number, len(self._shuffles) + 1, title)
-        return self._stages[key]
+            raise TypeError(_what_cannot_be_pickled(self._operations, error)) from error
 
     def step(
         self, operation: Operation, partition: int, target: Operation | None, source: int
     ) -> PartitionStep:
         """Returns how a partition is computed, for a wide or cached operation or for the action."""
-        number = None if target is None else target.number
-        stage = self.stage(operation, target)
-        return PartitionStep(stage, operation.number, partition, number, source)
+        key = operation.number, 0 if target is None else target.number
+        if key not in self._stages:
+            if isinstance(target, Shuffled):
+                number = self.shuffles.index(target) + 1
+            else:
+                number = len(shuffles_of(operation)) + 1
+            title = self.title if target is None else target.title
+            title = f"{pipeline_of(operation)} → {title}"
+            self._stages[key] = JobStage(number, len(self.shuffles) + 1, title)
+        for_number = None if target is None else target.number
+        return PartitionStep(self._stages[key], operation.number, partition, for_number, source)
+
+    def chain(self, step: PartitionStep) -> Iterator[tuple[Operation, int]]:
+        """Yields the operations of a step, from the last to the first."""
+        return chain_of(self._operations[step.operation], step.partition)
 
 
 def _what_cannot_be_pickled(operations: dict[int, Operation], error: Exception) -> str:

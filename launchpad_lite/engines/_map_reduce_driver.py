@@ -3,14 +3,13 @@
 import collections
 import concurrent.futures
 import time
-import uuid
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import courier
-from launchpad_lite.engines._computing import Action, JobStage
+from launchpad_lite.engines._computing import PartitionStep
 from launchpad_lite.engines._jobs import Backend, Job, Show
 from launchpad_lite.engines._map_reduce_worker import (
     PROCESS,
@@ -24,7 +23,6 @@ from launchpad_lite.engines._operations import (
     ItemsSource,
     Operation,
     Shuffled,
-    chain_of,
     shuffles_of,
 )
 from launchpad_lite.engines._store import MissingError
@@ -79,20 +77,6 @@ class _WorkerPlace:
         self.received.clear()
 
 
-@dataclass(frozen=True)
-class _Planned:
-    """A partition that is to be computed."""
-
-    operation: Operation
-    partition: int
-    shuffle: Shuffled | None
-    source: int
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return (0 if self.shuffle is None else self.shuffle.number), self.source
-
-
 class Driver(Backend):
     """Runs jobs on workers, one at a time."""
 
@@ -109,46 +93,38 @@ class Driver(Backend):
         #: The worker of each partition of a cached operation.
         self._cached: dict[tuple[int, int], _WorkerPlace] = {}
         #: Of the job that runs: how often a task has lost its worker.
-        self._losses: collections.Counter[tuple[tuple[int, int], int]] = collections.Counter()
+        self._losses: collections.Counter[tuple[PartitionStep, int]] = collections.Counter()
+        #: Names of jobs that the workers may forget with the next operations.
+        self._ended_jobs: list[str] = []
         #: Broadcasts that this process still has, by name.
         self._broadcasts: weakref.WeakValueDictionary[str, Broadcast[Any]] = (
             weakref.WeakValueDictionary()
         )
 
-    def run(
-        self, operation: Operation, action: Action, title: str, *, keep: bool = False
-    ) -> list[Any]:
-        job = Job(operation, action, title)
+    def compute(self, job: Job) -> list[Any]:
         self._broadcasts.update(job.broadcasts)
-        name = uuid.uuid4().hex
+        self._ended_jobs.append(job.name)
         self._losses.clear()
         results: dict[int, Any] = {}
-        try:
-            while True:
-                # In this order, since the later ones need the earlier; from the start again when
-                # something was lost.
-                for shuffle in [*shuffles_of(operation, self._is_cached), None]:
-                    if shuffle is None:
-                        inputs, found = operation.own_partitions, results
-                    else:
-                        inputs = shuffle.inputs
-                        found = self._outputs.setdefault(shuffle.number, {})
-                    missing = [
-                        _Planned(each, partition, shuffle, source)
-                        for source, (each, partition) in enumerate(inputs)
-                        if source not in found
-                    ]
-                    if missing:
-                        stage = job.stage(inputs[0][0], shuffle)
-                        self._execute(job, name, missing, found, stage, len(inputs))
-                        break
+        while True:
+            # In this order, since the later ones need the earlier; from the start again when
+            # something was lost.
+            for shuffle in [*shuffles_of(job.operation, self._is_cached), None]:
+                if shuffle is None:
+                    inputs, found = job.operation.own_partitions, results
                 else:
-                    return [results[partition] for partition in range(operation.partitions)]
-        finally:
-            self._forget([name], [] if keep else [each.number for each in shuffles_of(operation)])
-
-    def forget(self, operations: Sequence[int]) -> None:
-        self._forget([], operations)
+                    inputs = shuffle.inputs
+                    found = self._outputs.setdefault(shuffle.number, {})
+                missing = [
+                    job.step(each, partition, shuffle, source)
+                    for source, (each, partition) in enumerate(inputs)
+                    if source not in found
+                ]
+                if missing:
+                    self._execute(job, missing, found, len(inputs))
+                    break
+            else:
+                return [results[partition] for partition in range(job.operation.partitions)]
 
     def close(self) -> None:
         for place in self._places:
@@ -157,7 +133,7 @@ class Driver(Backend):
         if self._end_workers is not None:
             self._end_workers()  # at last, since they wait for drivers that stay
 
-    def _forget(self, jobs: Sequence[str], operations: Sequence[int]) -> None:
+    def forget(self, operations: Sequence[int]) -> None:
         for number in operations:
             self._outputs.pop(number, None)
             for key in [key for key in self._cached if key[0] == number]:
@@ -165,9 +141,10 @@ class Driver(Backend):
         for place in self._places:
             if place.stream is not None:
                 try:
-                    place.client.forget(place.life, jobs, operations)
+                    place.client.forget(place.life, self._ended_jobs, operations)
                 except courier.ServerGoneError:
                     self._lose(place)
+        self._ended_jobs.clear()
 
     def _is_cached(self, operation: Operation) -> bool:
         return isinstance(operation, Cached) and all(
@@ -178,26 +155,21 @@ class Driver(Backend):
     # One stage.
 
     def _execute(
-        self,
-        job: Job,
-        name: str,
-        planned: Sequence[_Planned],
-        results: dict[int, Any],
-        stage: JobStage,
-        total: int,
+        self, job: Job, steps: Sequence[PartitionStep], results: dict[int, Any], total: int
     ) -> None:
         """Computes partitions; returns early when an input was lost, with what there is."""
-        waiting = collections.deque(planned)
+        stage = steps[0].stage
+        waiting = collections.deque(steps)
         # With the life that was asked: an answer is of that, also if the place has another one by now.
-        calls: dict[concurrent.futures.Future[Any], tuple[_Planned, _WorkerPlace, str]] = {}
+        calls: dict[concurrent.futures.Future[Any], tuple[PartitionStep, _WorkerPlace, str]] = {}
         is_incomplete = False
         shown_at = time.monotonic()
         try:
             while calls or (waiting and not is_incomplete):
-                while not is_incomplete and (chosen := self._choose(waiting)):
+                while not is_incomplete and (chosen := self._choose(job, waiting)):
                     each, place = chosen
                     try:
-                        calls[self._begin(job, name, each, place)] = each, place, place.life
+                        calls[self._begin(job, each, place)] = each, place, place.life
                     except courier.ServerGoneError:
                         self._lose(place)
                         is_incomplete = True
@@ -219,15 +191,15 @@ class Driver(Backend):
                     try:
                         results[each.source] = call.result()
                         if not is_over:
-                            self._note_cached(each, place)
+                            self._note_cached(job, each, place)
                     except courier.ServerGoneError:
                         if not is_over:
                             self._lose(place)
-                        self._note_loss(each, place, stage)
+                        self._note_loss(each, place)
                         is_incomplete = True
                     except MissingError as error:
                         self._lose_life(error.life)
-                        self._note_loss(each, place, stage, most=_MOST_MISSES)
+                        self._note_loss(each, place, most=_MOST_MISSES)
                         is_incomplete = True
                     except NotPreparedError:
                         if not is_over:
@@ -246,7 +218,7 @@ class Driver(Backend):
         except BaseException:  # a Ctrl-C, or what a signal handler has raised
             for call in calls:
                 call.cancel()  # first, or a worker may begin with the next one meanwhile
-            self._abandon(name, {place for _, place, _ in calls.values()})
+            self._abandon(job.name, {place for _, place, _ in calls.values()})
             raise
         finally:
             for call, (_, place, _) in calls.items():
@@ -267,56 +239,55 @@ class Driver(Backend):
                 self._lose(place)
 
     def _choose(
-        self, waiting: "collections.deque[_Planned]"
-    ) -> tuple[_Planned, _WorkerPlace] | None:
+        self, job: Job, waiting: "collections.deque[PartitionStep]"
+    ) -> tuple[PartitionStep, _WorkerPlace] | None:
         """Takes a task out of those that wait, with its worker; None while all have enough to do."""
         free = [
             place
             for place in self._places
             if place.returns is None and place.running < _AT_A_TIME and not place.is_reserved
         ]
-        for index, planned in enumerate(waiting if free else ()):
+        for index, step in enumerate(waiting if free else ()):
             # A cached partition is nowhere else.
-            place = self._place_of(planned) or min(free, key=lambda place: place.running)
+            place = self._place_of(job, step) or min(free, key=lambda place: place.running)
             # A task that has lost its worker runs alone, because the task beside it may be the
             # cause.
-            if place in free and not (self._was_lost(planned) and place.running):
+            if place in free and not (self._was_lost(step) and place.running):
                 del waiting[index]
-                return planned, place
+                return step, place
         return None
 
-    def _was_lost(self, planned: _Planned) -> bool:
-        return (planned.key, _MOST_LOSSES) in self._losses
+    def _was_lost(self, step: PartitionStep) -> bool:
+        return (step, _MOST_LOSSES) in self._losses
 
-    def _place_of(self, planned: _Planned) -> _WorkerPlace | None:
+    def _place_of(self, job: Job, step: PartitionStep) -> _WorkerPlace | None:
         """Returns the worker that has cached what a task begins with."""
-        for operation, partition in chain_of(planned.operation, planned.partition):
+        for operation, partition in job.chain(step):
             if place := self._cached.get((operation.number, partition)):
                 return place
         return None
 
     def _begin(
-        self, job: Job, name: str, planned: _Planned, place: _WorkerPlace
+        self, job: Job, step: PartitionStep, place: _WorkerPlace
     ) -> "concurrent.futures.Future[Any]":
-        if name not in place.prepared:
-            self._prepare(job, name, place)
+        if job.name not in place.prepared:
+            self._prepare(job, place)
         items = b""
         outputs: Sequence[StageOutput] = ()
-        *_, (first, index) = chain_of(planned.operation, planned.partition)
+        *_, (first, index) = job.chain(step)
         if isinstance(first, ItemsSource):
             items = first.chunks[index]
         elif isinstance(first, Shuffled):
             known = self._outputs.get(first.number, {})
             outputs = [known[source] for source in sorted(known)]
-        step = job.step(planned.operation, planned.partition, planned.shuffle, planned.source)
         call: concurrent.futures.Future[Any] = place.client.futures.compute(
-            place.life, StepRequest(name, step, items, outputs)
+            place.life, StepRequest(job.name, step, items, outputs)
         )
         place.running += 1
-        place.is_reserved = self._was_lost(planned)
+        place.is_reserved = self._was_lost(step)
         return call
 
-    def _prepare(self, job: Job, name: str, place: _WorkerPlace) -> None:
+    def _prepare(self, job: Job, place: _WorkerPlace) -> None:
         if place.stream is None:  # or it was started again between two calls
             self._lose_life(place.life)
             place.stay()
@@ -325,27 +296,26 @@ class Driver(Backend):
                 place.client.receive(place.life, sent, courier.dumps(broadcast.value))
                 place.received.add(sent)
         place.received.intersection_update(self._broadcasts)
-        place.client.prepare(place.life, name, job.payload, list(place.received))
-        place.prepared.add(name)
+        place.client.prepare(place.life, job.name, job.payload, list(place.received))
+        place.prepared.add(job.name)
 
     # Workers that come and go.
 
-    def _note_cached(self, planned: _Planned, place: _WorkerPlace) -> None:
-        for operation, partition in chain_of(planned.operation, planned.partition):
+    def _note_cached(self, job: Job, step: PartitionStep, place: _WorkerPlace) -> None:
+        for operation, partition in job.chain(step):
             if (operation.number, partition) in self._cached:
                 return  # it began here
             if isinstance(operation, Cached):
                 self._cached[operation.number, partition] = place
 
     def _note_loss(
-        self, planned: _Planned, place: _WorkerPlace, stage: JobStage, most: int = _MOST_LOSSES
+        self, step: PartitionStep, place: _WorkerPlace, most: int = _MOST_LOSSES
     ) -> None:
         """Counts that a task has lost its worker or its input; too often is a TaskError."""
-        key = planned.key, most
-        self._losses[key] += 1
-        if self._losses[key] < most:
+        self._losses[step, most] += 1
+        if self._losses[step, most] < most:
             return
-        where = f"partition {planned.partition} of {stage}"
+        where = f"partition {step.partition} of {step.stage}"
         if most == _MOST_MISSES:
             raise TaskError(f"the input of {where} was lost {most} times")
         raise TaskError(

@@ -31,7 +31,6 @@ from launchpad_lite.engines._operations import (
     Shuffled,
     Some,
     beginnings_of,
-    shuffles_of,
 )
 from launchpad_lite.engines._store import ChunkStore
 from launchpad_lite.engines._user_code import Named
@@ -86,16 +85,13 @@ class SparkBackend(Backend):
         #: Free when the user has dropped the value.
         self._sent: weakref.WeakKeyDictionary[Broadcast[Any], Any] = weakref.WeakKeyDictionary()
 
-    def run(
-        self, operation: Operation, action: Action, title: str, *, keep: bool = False
-    ) -> list[Any]:
-        job = Job(operation, action, title)
+    def compute(self, job: Job) -> list[Any]:
         for broadcast in job.broadcasts.values():
             if broadcast not in self._sent:
                 self._sent[broadcast] = self._context.broadcast(broadcast.value)
         received = {name: self._sent[each] for name, each in job.broadcasts.items()}
         task = _SparkTask(self._context.broadcast(job.payload), received, *self._limits)
-        partitions = list(range(operation.partitions))
+        operation, partitions = job.operation, list(range(job.operation.partitions))
         if isinstance(operation, Some):
             partitions, [operation] = list(operation.chosen), operation.parents
         try:
@@ -106,11 +102,8 @@ class SparkBackend(Backend):
                 kind = {"SpillError": SpillError, "OrderError": OrderError}.get(found[1], TaskError)
                 raise kind(found[2]) from error
             raise TaskError(
-                f"Spark could not compute {operation.title} → {title}: {error}"
+                f"Spark could not compute {operation.title} → {job.title}: {error}"
             ) from error
-        finally:
-            if not keep:
-                self.forget([each.number for each in shuffles_of(operation)])
 
     def forget(self, operations: Sequence[int]) -> None:
         for number in operations:
