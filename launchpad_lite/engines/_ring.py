@@ -108,23 +108,20 @@ def estimate(spans: Sequence[tuple[int, int]]) -> float:
     return CIRCLE * sum(count for count, _ in spans) / sum(length for _, length in spans)
 
 
+#: Returns the owner of a place, and the peers after it.
+Find = Callable[[int], Awaitable[tuple[Contact, Sequence[Contact]]]]
+#: Returns the peers after one.
+Walk = Callable[[Contact], Awaitable[Sequence[Contact]]]
+
+
 async def uniform_sample(
-    rng: random.Random,
-    peers: float,
-    find: Callable[[int], Awaitable[tuple[Contact, Sequence[Contact]]]],
-    walk: Callable[[Contact], Awaitable[Sequence[Contact]]],
+    rng: random.Random, peers: float, find: Find, walk: Walk
 ) -> Contact | None:
     """Returns a peer, each with the same probability; None if another try is needed.
 
     A random place would prefer peers with a long arc before them. So each peer gets an equal length,
     half of the mean arc; what is left of long arcs goes to the peers that follow. After King
-    and Saia, "Choosing a Random Peer" (PODC 2004).
-
-    Args:
-        rng: Where the random numbers come from.
-        peers: How many there are, about.
-        find: Returns the owner of a place, and the peers after it.
-        walk: Returns the peers after one.
+    and Saia, "Choosing a Random Peer" (PODC 2004). There are about so many peers.
     """
     share = CIRCLE / (2 * peers)
     place = rng.randrange(CIRCLE)
@@ -143,17 +140,8 @@ async def uniform_sample(
     return None
 
 
-async def draw(
-    rng: random.Random,
-    ring: Ring,
-    size: int,
-    find: Callable[[int], Awaitable[tuple[Contact, Sequence[Contact]]]],
-    walk: Callable[[Contact], Awaitable[Sequence[Contact]]],
-) -> list[Contact]:
-    """Returns some other peers, drawn uniformly without replacement; all, if there are no more.
-
-    The arguments are those of `uniform_sample`, and the view of the peer that draws.
-    """
+async def draw(rng: random.Random, ring: Ring, size: int, find: Find, walk: Walk) -> list[Contact]:
+    """Returns some other peers, drawn uniformly without replacement; all, if there are no more."""
     chosen: dict[str, Contact] = {}
     while len(chosen) < size:
         if ring.knows_all():  # also if others have left meanwhile

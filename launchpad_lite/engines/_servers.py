@@ -187,10 +187,7 @@ class KeyServer:
     ) -> "concurrent.futures.Future[None]":
         """Applies the updates of one step: all or none, and once, however often it is called.
 
-        Raises:
-            UnknownKeyError: One of the keys was never set.
-            UpdateError: An update could not be applied.
-            UnknownMemberError: Another worker has taken the place of this one.
+        UnknownMemberError says that another worker has taken the place of this one.
         """
         return self._changes.run(self._update, member, step, updates)
 
@@ -394,14 +391,8 @@ class Coordinator(KeyServer):
     ) -> AsyncIterator[tuple[WorkerIdentity, int]]:
         """Lets a worker take part as long as it reads this stream.
 
-        Args:
-            node: Its node.
-            restarts: How often that was started again.
-            before: The member that it was before, whose place it takes.
-            finished: How many steps it has finished, if it took part before.
-
-        Yields:
-            Once: the member that it is, and how many steps it counts as finished.
+        Yields once: the member that it is, and how many steps it counts as finished. If it took part
+        before, it takes the place of that member, and says how many it has finished.
         """
         dismissed, loop = asyncio.Event(), asyncio.get_running_loop()
         dismiss = functools.partial(loop.call_soon_threadsafe, dismissed.set)
@@ -460,20 +451,19 @@ class Coordinator(KeyServer):
         Args:
             member: The worker.
             finished: How many steps it has finished.
-            updates: The rest of those of the last step, as for `update`.
-            versions: The versions that it has of this server, of keys that it will probably need,
-                as for `read`.
+            updates: The rest of those of the last step.
+            versions: Of keys that it will probably need, those that it has; as for `read`.
             life: As for `read`.
         """
         call = _StepCall(versions, life)
-        applied = self.update(member, finished - 1, updates) if updates else None
-        if applied is None or applied.done():
-            self._arrive(member, finished, call, applied, decides=True)
-        else:
-            # Decides elsewhere: the next updates wait for this thread, and must not wait for a
-            # decision.
-            then = functools.partial(self._arrive, member, finished, call, decides=False)
-            applied.add_done_callback(then)
+        arrive = functools.partial(self._arrive, member, finished, call)
+        if not updates:
+            arrive(decides=True)
+            return call.future
+        applied = self.update(member, finished - 1, updates)
+        # Else it decides elsewhere: the next updates wait for this thread, and must not wait for a
+        # decision.
+        applied.add_done_callback(functools.partial(arrive, decides=applied.done()))
         return call.future
 
     def _arrive(
@@ -481,7 +471,7 @@ class Coordinator(KeyServer):
         member: WorkerIdentity,
         finished: int,
         call: _StepCall,
-        applied: "concurrent.futures.Future[None] | None",
+        applied: "concurrent.futures.Future[None] | None" = None,
         *,
         decides: bool,
     ) -> None:

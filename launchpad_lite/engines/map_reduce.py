@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 B = TypeVar("B")
-C = TypeVar("C")
 K = TypeVar("K")
 V = TypeVar("V")
 N = TypeVar("N", int, float)

@@ -194,11 +194,6 @@ class PeerToPeerClient(_Values):
     """
 
     def __init__(self, *peers: Any) -> None:
-        """Makes one; the engine does that.
-
-        Args:
-            *peers: Clients of all peers.
-        """
         self._peers = peers
         #: The peer to call; it calls the others.
         self._entry = random.choice(peers)  # noqa: S311 - no secret

@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from launchpad_lite.engines._population import Gate, Population, Verdict
@@ -236,7 +236,7 @@ def simulate(
     kind = _Peers if distributed else _SimulatedServer
     run = kind(
         barrier,
-        _Events(seconds),
+        seconds,
         _drawing("step_time", step_time),
         _drawing("delay", delay),
         stragglers,
@@ -248,7 +248,7 @@ def simulate(
         run.join(0)
     if churn is not None:
         run.churn(churn)
-    run.events.run()
+    run.run()
     return run.result()
 
 
@@ -283,40 +283,37 @@ class _Events:
         self.now = self.end
 
 
+@dataclass(eq=False)
 class _SimulatedWorker:
-    def __init__(
-        self, number: int, trace: WorkerTrace, slowdown: float, rng: random.Random
-    ) -> None:
-        self.number = number
-        #: Its own: it takes the same times under each barrier.
-        self.rng = rng
-        self.trace = trace
-        self.slowdown = slowdown
-        self.finished_s = array.array("d")
-        trace.finished_s = self.finished_s
-        self.step = trace.first_step
-        self.waits_since: float | None = None
-        #: The values that it read when its step began.
-        self.values: Any = None
-        # Between peers: where it waits, and the others that wait for its next step.
-        self.gate: Gate[_SimulatedWorker] | None = None
-        self.draws = 0
-        #: The draw after which the next one comes by time.
-        self.times_draw = 0
-        self.watchers: dict[tuple[_SimulatedWorker, int], None] = {}
+    number: int
+    trace: WorkerTrace
+    slowdown: float
+    #: Its own: it takes the same times under each barrier.
+    rng: random.Random
+    finished_s: "array.array[float]"
+    step: int = 0
+    waits_since: float | None = None
+    #: The values that it read when its step began.
+    values: Any = None
+    # Between peers: where it waits, and the others that wait for its next step.
+    gate: "Gate[_SimulatedWorker] | None" = None
+    draws: int = 0
+    #: The draw after which the next one comes by time.
+    times_draw: int = 0
+    watchers: "dict[tuple[_SimulatedWorker, int], None]" = field(default_factory=dict)
 
     @property
     def is_there(self) -> bool:
         return self.trace.left_s is None
 
 
-class _Run(abc.ABC):
+class _Run(_Events, abc.ABC):
     """A simulation; subclasses say who decides."""
 
     def __init__(
         self,
         barrier: Barrier,
-        events: _Events,
+        seconds: float,
         step_time: Callable[[random.Random], float],
         delay: Callable[[random.Random], float],
         stragglers: Stragglers | None,
@@ -324,8 +321,8 @@ class _Run(abc.ABC):
         evaluate_every: int,
         seed: int,
     ) -> None:
+        super().__init__(seconds)
         self.barrier = barrier
-        self.events = events
         self.messages = 0
         #: For all that does not belong to one worker.
         self.rng = random.Random(seed)  # noqa: S311 - no secret
@@ -356,8 +353,9 @@ class _Run(abc.ABC):
         slowdown = 1.0
         if self._stragglers is not None and rng.random() < self._stragglers.fraction:
             slowdown = self._stragglers.slowdown
-        trace = WorkerTrace(self.events.now, 0, ())
-        worker = _SimulatedWorker(number, trace, slowdown, rng)
+        finished_s = array.array("d")
+        trace = WorkerTrace(self.now, 0, finished_s)
+        worker = _SimulatedWorker(number, trace, slowdown, rng, finished_s)
         trace.first_step = worker.step = self.population.add(worker, first_step)
         self._workers.append(worker)
         self.begin(worker)
@@ -366,7 +364,7 @@ class _Run(abc.ABC):
         if len(self.population):
             worker = self.rng.choice(self.population.workers)
             self._count_wait(worker)
-            worker.trace.left_s = self.events.now
+            worker.trace.left_s = self.now
             self.forgets(worker)
 
     def churn(self, churn: Churn) -> None:
@@ -376,10 +374,10 @@ class _Run(abc.ABC):
     def _at_rate(self, per_s: float, action: Callable[[], None]) -> None:
         def happen() -> None:
             action()
-            self.events.after(self.rng.expovariate(per_s), happen)
+            self.after(self.rng.expovariate(per_s), happen)
 
         if per_s:
-            self.events.after(self.rng.expovariate(per_s), happen)
+            self.after(self.rng.expovariate(per_s), happen)
 
     def begin(self, worker: _SimulatedWorker) -> None:
         if worker.is_there:
@@ -387,22 +385,22 @@ class _Run(abc.ABC):
             if self._model is not None:
                 worker.values = self._model.read()
             duration = self._step_time(worker.rng) * worker.slowdown
-            self.events.after(duration, self._finish, worker)
+            self.after(duration, self._finish, worker)
 
     def _finish(self, worker: _SimulatedWorker) -> None:
         if worker.is_there:
             self._learn(worker, self._delay(self.rng))
             worker.step += 1
             finished_s = worker.finished_s
-            finished_s.append(self.events.now)
-            if len(finished_s) > 999 and finished_s[-1000] == self.events.now:
+            finished_s.append(self.now)
+            if len(finished_s) > 999 and finished_s[-1000] == self.now:
                 raise ValueError("simulate: 1,000 steps of a worker took no time at all")
-            worker.waits_since = self.events.now
+            worker.waits_since = self.now
             self.asks(worker)
 
     def _count_wait(self, worker: _SimulatedWorker) -> None:
         if worker.waits_since is not None:
-            worker.trace.waited_s += self.events.now - worker.waits_since
+            worker.trace.waited_s += self.now - worker.waits_since
             worker.waits_since = None
 
     def _learn(self, worker: _SimulatedWorker, delay_s: float) -> None:
@@ -416,7 +414,7 @@ class _Run(abc.ABC):
         self._updates += 1
         if self._updates % self._evaluate_every == 0:
             value = self._model.evaluate()
-            self._evaluations.append(Evaluation(self.events.now, self._updates, value))
+            self._evaluations.append(Evaluation(self.now, self._updates, value))
 
     def send(self, action: Callable[..., None], *args: Any) -> None:
         """Has something happen when a message has arrived."""
@@ -425,7 +423,7 @@ class _Run(abc.ABC):
 
     def _happen(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
         if delay_s:
-            self.events.after(delay_s, action, *args)
+            self.after(delay_s, action, *args)
         else:
             action(*args)
 
@@ -434,7 +432,7 @@ class _Run(abc.ABC):
             self._count_wait(worker)
         return Simulation(
             self.barrier,
-            self.events.end,
+            self.end,
             [worker.trace for worker in self._workers],
             self.messages,
             self._evaluations,
@@ -451,14 +449,14 @@ class _SimulatedServer(_Run):
 
     def asks(self, worker: _SimulatedWorker) -> None:
         if self.barrier.sample_size == 0:
-            self.population.finish(worker, self.events.now)
+            self.population.finish(worker, self.now)
             self.begin(worker)
         else:
             self.send(self._receive, worker)
 
     def _receive(self, worker: _SimulatedWorker) -> None:
         if worker in self.population:
-            self._permit(self.population.finish(worker, self.events.now))
+            self._permit(self.population.finish(worker, self.now))
 
     def _permit(self, workers: Sequence[_SimulatedWorker]) -> None:
         for worker in workers:
@@ -466,11 +464,11 @@ class _SimulatedServer(_Run):
         due = self.population.next_draw()
         if due is not None and due < self._looks_at:
             self._looks_at = due
-            self.events.after(due - self.events.now, self._look)
+            self.after(due - self.now, self._look)
 
     def _look(self) -> None:
         self._looks_at = math.inf
-        self._permit(self.population.draw_due(self.events.now))
+        self._permit(self.population.draw_due(self.now))
 
     def forgets(self, worker: _SimulatedWorker) -> None:
         self._permit(self.population.remove(worker))
@@ -533,7 +531,7 @@ class _Peers(_Run):
         elif gate.is_complete:
             if worker.times_draw != worker.draws and not isinstance(self.barrier.resample, str):
                 worker.times_draw = worker.draws
-                self.events.after(self.barrier.resample, self._draw_again, worker, worker.draws)
+                self.after(self.barrier.resample, self._draw_again, worker, worker.draws)
             self._ask(worker)
 
     def _pass(self, worker: _SimulatedWorker) -> None:
