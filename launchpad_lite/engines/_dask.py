@@ -3,9 +3,8 @@
 import functools
 import operator
 import pickle
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import courier
 from launchpad_lite.engines._computing import (
@@ -17,7 +16,7 @@ from launchpad_lite.engines._computing import (
     weight_of,
     where,
 )
-from launchpad_lite.engines._jobs import Backend, Job, Show
+from launchpad_lite.engines._jobs import Backend, Job, SentBroadcasts, Show
 from launchpad_lite.engines._operations import (
     Cached,
     ItemsSource,
@@ -28,9 +27,6 @@ from launchpad_lite.engines._operations import (
 )
 from launchpad_lite.engines._user_code import Named
 from launchpad_lite.engines.errors import EngineError, SpillError, TaskError
-
-if TYPE_CHECKING:
-    from launchpad_lite.engines._broadcasts import Broadcast
 
 #: Starts a task for each partition, for a wide or cached operation or for the action.
 _Submit = Callable[
@@ -49,9 +45,10 @@ class DaskBackend(Backend):
         self,
         address: str | None,
         workers: int | None,
+        show: Show,
+        *,
         memory_bytes: int | None,
         spill_folder: str | None,
-        show: Show,
     ) -> None:
         """Connects to a scheduler, or starts a cluster of processes here."""
         try:
@@ -74,19 +71,13 @@ class DaskBackend(Backend):
         self._show = show
         #: The output of tasks: for wide operations by input, for cached ones by partition.
         self._left: dict[int, list[Any]] = {}
-        #: Free when the user has dropped the value.
-        self._received: weakref.WeakKeyDictionary[Broadcast[Any], Any] = weakref.WeakKeyDictionary()
+        send = functools.partial(self._client.scatter, broadcast=True, hash=False)
+        self._sent = SentBroadcasts(send)
 
     def compute(self, job: Job) -> list[Any]:
-        for broadcast in job.broadcasts.values():
-            if broadcast not in self._received:
-                self._received[broadcast] = self._client.scatter(
-                    broadcast.value, broadcast=True, hash=False
-                )
-        received = {name: self._received[each] for name, each in job.broadcasts.items()}
         # As a task, not scattered: it can be computed again.
         payload = self._client.submit(bytes, job.payload, pure=False)
-        submit = functools.partial(self._submit, job, payload, received)
+        submit = functools.partial(self._submit, job, payload, self._sent.needed_by(job))
         try:
             self._prepare(submit, job.operation)
             tasks = submit(job.operation.own_partitions, None)

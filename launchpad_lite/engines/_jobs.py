@@ -2,6 +2,7 @@
 
 import abc
 import uuid
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -104,6 +105,21 @@ class Job:
     def chain(self, step: PartitionStep) -> Iterator[tuple[Operation, int]]:
         """Yields the operations of a step, from the last to the first."""
         return chain_of(self._operations[step.operation], step.partition)
+
+
+class SentBroadcasts:
+    """Broadcasts that another system has got, each once; free when the user has dropped the value."""
+
+    def __init__(self, send: Callable[[Any], Any]) -> None:
+        self._send = send
+        self._sent: weakref.WeakKeyDictionary[Broadcast[Any], Any] = weakref.WeakKeyDictionary()
+
+    def needed_by(self, job: Job) -> dict[str, Any]:
+        """Returns what `send` has returned for the broadcasts of a job, by name."""
+        for broadcast in job.broadcasts.values():
+            if broadcast not in self._sent:
+                self._sent[broadcast] = self._send(broadcast.value)
+        return {name: self._sent[each] for name, each in job.broadcasts.items()}
 
 
 def _what_cannot_be_pickled(operations: dict[int, Operation], error: Exception) -> str:

@@ -369,9 +369,3 @@ def lines_blocks(paths: Sequence[Path], block_bytes: int) -> tuple[Block, ...]:
         starts = range(0, size, block_bytes) or [0]
         blocks += [Block(path, start, min(start + block_bytes, size)) for start in starts]
     return tuple(blocks)
-
-
-def chunked(items: list[Any], count: int) -> Iterator[list[Any]]:
-    """Yields items as so many lists, as equal in length as possible, in order."""
-    ends = [len(items) * index // count for index in range(count + 1)]
-    yield from (items[start:end] for start, end in itertools.pairwise(ends))

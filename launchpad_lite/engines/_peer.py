@@ -116,10 +116,7 @@ class Peer:
         places = [self._rng.randrange(CIRCLE) for _ in range(_PARTS)]
         found = await asyncio.gather(*[self._find(place) for place in places])
         return estimate(
-            [
-                (len(following), distance(owner.place, following[-1].place))
-                for owner, following in found
-            ]
+            [(len(after), distance(owner.place, after[-1].place)) for owner, after in found]
         )
 
     # Called by other peers, besides the protocol of the ring.

@@ -7,9 +7,8 @@ import pickle
 import re
 import socket
 import sys
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import courier
 from launchpad_lite.engines._computing import (
@@ -23,7 +22,7 @@ from launchpad_lite.engines._computing import (
     weight_of,
     where,
 )
-from launchpad_lite.engines._jobs import Backend, Job
+from launchpad_lite.engines._jobs import Backend, Job, SentBroadcasts
 from launchpad_lite.engines._operations import (
     Cached,
     ItemsSource,
@@ -35,9 +34,6 @@ from launchpad_lite.engines._operations import (
 from launchpad_lite.engines._store import ChunkStore
 from launchpad_lite.engines._user_code import Named
 from launchpad_lite.engines.errors import EngineError, OrderError, SpillError, TaskError
-
-if TYPE_CHECKING:
-    from launchpad_lite.engines._broadcasts import Broadcast
 
 #: Finds an error of ours in the message of Java.
 _OURS = re.compile(
@@ -55,10 +51,10 @@ class SparkBackend(Backend):
         self,
         address: str | None,
         workers: int | None,
-        memory_bytes: int | None,
-        spill_folder: str | None,
         *,
         progress: bool,
+        memory_bytes: int | None,
+        spill_folder: str | None,
     ) -> None:
         """Connects to Spark, or uses the context that this process has.
 
@@ -82,21 +78,17 @@ class SparkBackend(Backend):
         self._limits = memory_bytes, spill_folder
         #: The output of tasks for wide and cached operations, by number.
         self._left: dict[int, Any] = {}
-        #: Free when the user has dropped the value.
-        self._sent: weakref.WeakKeyDictionary[Broadcast[Any], Any] = weakref.WeakKeyDictionary()
+        self._sent = SentBroadcasts(self._context.broadcast)
 
     def compute(self, job: Job) -> list[Any]:
-        for broadcast in job.broadcasts.values():
-            if broadcast not in self._sent:
-                self._sent[broadcast] = self._context.broadcast(broadcast.value)
-        received = {name: self._sent[each] for name, each in job.broadcasts.items()}
-        task = _SparkTask(self._context.broadcast(job.payload), received, *self._limits)
+        payload, received = self._context.broadcast(job.payload), self._sent.needed_by(job)
+        task = _SparkTask(payload, received, *self._limits)
         operation, partitions = job.operation, list(range(job.operation.partitions))
         if isinstance(operation, Some):
             partitions, [operation] = list(operation.chosen), operation.parents
         try:
             rdd = self._rdd(job, task, operation, None)
-            return list(map(pickle.loads, self._context.runJob(rdd, _as_it_is, partitions)))
+            return list(map(pickle.loads, self._context.runJob(rdd, iter, partitions)))
         except Exception as error:
             if found := _OURS.search(str(error)):
                 kind = {"SpillError": SpillError, "OrderError": OrderError}.get(found[1], TaskError)
@@ -226,10 +218,6 @@ class _SparkTask:
                     yield from store.get(owner, (source, number))
 
         return computes.gather(operation, total, fetch)
-
-
-def _as_it_is(results: Iterator[Any]) -> Iterator[Any]:
-    return results
 
 
 def _started(pyspark: Any, address: str | None, workers: int | None, *, progress: bool) -> Any:

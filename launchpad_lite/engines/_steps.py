@@ -1,7 +1,6 @@
 """The steps of many workers; finds the lowest one in constant time."""
 
 import collections
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -37,8 +36,7 @@ class Steps(Sequence[int]):
         return self._len
 
     def __iter__(self) -> Iterator[int]:
-        for step in sorted(self._count):
-            yield from itertools.repeat(step, self._count[step])
+        return iter(sorted(self._count.elements()))
 
     def __getitem__(self, index: Any) -> Any:
         return list(self)[index]

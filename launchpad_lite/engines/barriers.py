@@ -88,6 +88,13 @@ class _Lagging(Barrier):
 
     staleness: float = 0
 
+    def __post_init__(self) -> None:
+        name, staleness = type(self).__name__, self.staleness
+        if isinstance(staleness, bool) or not isinstance(staleness, int | float):
+            raise TypeError(f"{name}: staleness is a number of steps, not {staleness!r}")
+        if not staleness >= 0:
+            raise ValueError(f"{name}: staleness is at least 0, not {staleness!r}")
+
     def may_advance(self, step: int, observed_steps: Sequence[int]) -> bool:
         """Returns whether all that are observed lag behind by few enough steps."""
         if isinstance(observed_steps, Steps):
@@ -123,9 +130,6 @@ class SSP(_Lagging):
     """
 
     staleness: float = field()  # without the default
-
-    def __post_init__(self) -> None:
-        _check_staleness(self, self.staleness)
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,7 @@ class PSP(_Lagging):
             raise TypeError(f"PSP: sample_size is a whole number, not {size!r}")
         if size < 0:
             raise ValueError(f"PSP: sample_size is at least 0, not {size}")
-        _check_staleness(self, self.staleness)
+        super().__post_init__()
         check_resample(self)
 
 
@@ -201,11 +205,3 @@ def check_barrier(barrier: object) -> None:
     if not isinstance(barrier, Barrier):
         raise TypeError(f"barrier is an engines.Barrier, as engines.BSP(), not {barrier!r}")
     check_resample(barrier)
-
-
-def _check_staleness(barrier: Barrier, staleness: object) -> None:
-    name = type(barrier).__name__
-    if isinstance(staleness, bool) or not isinstance(staleness, int | float):
-        raise TypeError(f"{name}: staleness is a number of steps, not {staleness!r}")
-    if not staleness >= 0:
-        raise ValueError(f"{name}: staleness is at least 0, not {staleness!r}")

@@ -39,7 +39,6 @@ from launchpad_lite.engines._operations import (
     Shuffled,
     Some,
     Union,
-    chunked,
     lines_blocks,
     operations_of,
     shuffles_of,
@@ -281,7 +280,7 @@ class Dataset(Generic[A]):
         parts = self._engine.backend.run(plan, action, "sample of keys")
         with Named(f"{title}: {self._plan.title}", _OF_FUNCTIONS):
             keys = list(itertools.chain.from_iterable(parts))
-            sort(keys, _itself, reverse=False)
+            sort(keys, lambda key: key, reverse=False)
         bounds = (
             tuple(keys[len(keys) * place // count] for place in range(1, count)) if keys else ()
         )
@@ -587,7 +586,7 @@ class MapReduce:
         with program.group(label):
             for index, node in enumerate(nodes):
                 peers = [None if other == index else handle for other, handle in enumerate(handles)]
-                node.configure(index, peers, *options)
+                node.configure(index, peers, **options)
                 program.add_node(node)
         return MapReduceHandle(MapReduce.of, *handles)
 
@@ -614,21 +613,14 @@ class MapReduce:
             from launchpad_lite.engines._dask import DaskBackend
 
             workers = self._workers if self._address is None else self._asked
-            return DaskBackend(self._address, workers, *self._options, self._show)
+            return DaskBackend(self._address, workers, self._show, **self._options)
         if self._kind == "spark":
             from launchpad_lite.engines._spark import SparkBackend
 
             bar = self._progress and sys.stderr.isatty()
-            return SparkBackend(self._address, self._asked, *self._options, progress=bar)
+            return SparkBackend(self._address, self._asked, progress=bar, **self._options)
         program = lp.Program("map_reduce")
-        memory_bytes, spill_folder = self._options
-        handle = self.add_to(
-            program,
-            workers=self._workers,
-            label="worker",
-            memory_bytes=memory_bytes,
-            spill_folder=spill_folder,
-        )
+        handle = self.add_to(program, workers=self._workers, label="worker", **self._options)
         options = {"restart": _RESTART, **self._launch_options}
         on_interrupt = signal.getsignal(signal.SIGINT)
         running = lp.launch(program, self._launcher, **options)
@@ -697,7 +689,8 @@ class MapReduce:
         count = self.wide_partitions(partitions)
         if partitions is None:
             count = max(1, min(count, len(items)))
-        parts = tuple(dump(part)[0] for part in chunked(items, count))
+        ends = [len(items) * index // count for index in range(count + 1)]
+        parts = tuple(dump(items[start:end])[0] for start, end in itertools.pairwise(ends))
         return Dataset(self, ItemsSource(f"items({len(items)})", count, chunks=parts))
 
     def broadcast(self, value: V) -> Broadcast[V]:
@@ -742,12 +735,13 @@ class MapReduceHandle(lp.Deferred[MapReduce]):
 
 def _worker_options(
     workers: int, memory_bytes: int | None, spill_folder: "str | os.PathLike[str] | None"
-) -> tuple[int | None, str | None]:
+) -> dict[str, Any]:
     if workers < 1:
         raise ValueError(f"MapReduce: workers is at least 1, not {workers}")
     if memory_bytes is not None and memory_bytes < 1:
         raise ValueError(f"MapReduce: memory_bytes is at least 1, not {memory_bytes}")
-    return memory_bytes, None if spill_folder is None else os.fspath(spill_folder)
+    folder = None if spill_folder is None else os.fspath(spill_folder)
+    return {"memory_bytes": memory_bytes, "spill_folder": folder}
 
 
 def _check_function(what: str, function: object) -> None:
@@ -774,10 +768,6 @@ def _reduced(function: Callable[[A, A], A], partition: int, items: Iterator[A]) 
 
 def _folded(function: Callable[[B, A], B], first: B, partition: int, items: Iterator[A]) -> B:  # noqa: ARG001
     return functools.reduce(function, items, copy.deepcopy(first))
-
-
-def _itself(key: K) -> K:
-    return key
 
 
 def _sampled(count: int, key: Callable[[A], K], partition: int, items: Iterator[A]) -> list[K]:

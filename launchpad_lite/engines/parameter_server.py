@@ -462,7 +462,7 @@ class ParameterServer:
         handle = ParameterServerHandle(ParameterServerClient, *handles)
         with program.group(groups[1]):
             for _ in range(workers):
-                program.add_node(lp.PyNode(_work, handle, self))
+                program.add_node(lp.PyNode(ParameterServerClient.work_to_the_end, handle, self))
         return handle
 
 
@@ -473,10 +473,6 @@ class ParameterServerHandle(lp.Deferred[ParameterServerClient]):
         ps = Sgd().add_to(program, workers=8)
         program.add_node(lp.CourierNode(Evaluator, ps), label="evaluator")
     """
-
-
-def _work(ps: ParameterServerClient, job: ParameterServer) -> None:
-    ps.work_to_the_end(job)
 
 
 def _parted(keys: Any, servers: Sequence[Any]) -> dict[int, list[Key]]:
