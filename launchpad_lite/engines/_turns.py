@@ -3,7 +3,6 @@
 import collections
 import concurrent.futures
 import contextvars
-import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -28,8 +27,11 @@ class Turns:
         """
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         # A copy: it may run while the caller's own is in use.
-        settle = contextvars.copy_context().run
-        run = functools.partial(settle, _settle, future, function, args)
+        context = contextvars.copy_context()
+
+        def run() -> None:
+            context.run(_settle, future, function, args)
+
         with self._lock:
             self._runs.append(run)
             if len(self._runs) > 1:
