@@ -63,11 +63,6 @@ class _WorkerPlace:
     #: The call that ends when the worker is back; None while it is there.
     returns: "concurrent.futures.Future[None] | None" = None
 
-    def stay(self) -> None:
-        """Has the worker keep what it gets from now on, in a new life."""
-        stream = iter(self.client.stay())
-        self.life, self.stream = next(stream), stream
-
     def leave(self) -> None:
         """Has the worker drop what it keeps for us."""
         if self.stream is not None:
@@ -290,7 +285,8 @@ class Driver(Backend):
     def _prepare(self, job: Job, place: _WorkerPlace) -> None:
         if place.stream is None:  # or it was started again between two calls
             self._lose_life(place.life)
-            place.stay()
+            stream = iter(place.client.stay())
+            place.life, place.stream = next(stream), stream
         for sent, broadcast in job.broadcasts.items():
             if sent not in place.received:
                 place.client.receive(place.life, sent, courier.dumps(broadcast.value))

@@ -26,8 +26,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from launchpad_lite.engines._keys import Key, unknown_key
 from launchpad_lite.engines._ring import CIRCLE, Contact, Ring, distance, is_between, place_of
+from launchpad_lite.engines._values import Key, unknown_key
 from launchpad_lite.engines.errors import EngineError, ValuesLostError
 
 #: Seconds until something is tried again that another member refused.

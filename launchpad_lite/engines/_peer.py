@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.engines._keys import Key, check_first, check_key, listed
 from launchpad_lite.engines._member import ElsewhereError, GoneError, RingMember, key_place
 from launchpad_lite.engines._population import Gate, Verdict
 from launchpad_lite.engines._ring import (
@@ -27,8 +26,15 @@ from launchpad_lite.engines._ring import (
     draw,
     estimate,
 )
-from launchpad_lite.engines._updates import check_updates, pulled
 from launchpad_lite.engines._user_code import Check, run_user_code
+from launchpad_lite.engines._values import (
+    Key,
+    check_first,
+    check_key,
+    check_updates,
+    listed,
+    pulled,
+)
 from launchpad_lite.engines.barriers import Barrier
 from launchpad_lite.engines.errors import ValuesLostError
 

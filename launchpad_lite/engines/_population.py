@@ -11,8 +11,7 @@ import random
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-from launchpad_lite.engines._steps import Steps
-from launchpad_lite.engines.barriers import Barrier
+from launchpad_lite.engines.barriers import Barrier, Steps
 
 W = TypeVar("W", bound=Hashable)
 

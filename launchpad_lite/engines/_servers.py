@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.engines._keys import Key, check_first, listed, unknown_key
 from launchpad_lite.engines._population import Population
 from launchpad_lite.engines._turns import Turns
-from launchpad_lite.engines._updates import pulled
 from launchpad_lite.engines._user_code import run_user_code
+from launchpad_lite.engines._values import Key, check_first, listed, pulled, unknown_key
 from launchpad_lite.engines.errors import EngineError, ValuesLostError
 
 if TYPE_CHECKING:

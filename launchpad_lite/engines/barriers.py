@@ -9,13 +9,12 @@ The rules are those of Wang, Catterall and Mortier, "Probabilistic Synchronous P
 """
 
 import abc
+import collections
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
-
-from launchpad_lite.engines._steps import Steps
+from typing import Any, Literal, TypeVar
 
 M = TypeVar("M")
 
@@ -81,6 +80,44 @@ class Barrier(abc.ABC):
         if self.sample_size is None or self.sample_size >= len(others):
             return list(others)
         return rng.sample(others, self.sample_size)
+
+
+class Steps(Sequence[int]):
+    """How many steps each worker has finished: sorted, without names."""
+
+    def __init__(self) -> None:
+        self._count: collections.Counter[int] = collections.Counter()
+        self._lowest = math.inf
+        self._len = 0
+
+    @property
+    def lowest(self) -> float:
+        """The lowest step; infinity if there is none."""
+        return self._lowest
+
+    def add(self, step: int) -> None:
+        """Adds the step of one worker."""
+        self._count[step] += 1
+        self._len += 1
+        self._lowest = min(self._lowest, step)
+
+    def remove(self, step: int) -> None:
+        """Takes away the step of one worker."""
+        self._len -= 1
+        self._count[step] -= 1
+        if not self._count[step]:
+            del self._count[step]
+            if step == self._lowest:
+                self._lowest = min(self._count, default=math.inf)
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._count.elements()))
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
 
 
 class _Lagging(Barrier):

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.engines._keys import Key, check_key, hash_of
 from launchpad_lite.engines._servers import (
     Coordinator,
     KeyServer,
@@ -20,7 +19,14 @@ from launchpad_lite.engines._servers import (
     UnknownMemberError,
     WorkerIdentity,
 )
-from launchpad_lite.engines._updates import added, check_outside_pull, check_updates
+from launchpad_lite.engines._values import (
+    Key,
+    added,
+    check_key,
+    check_outside_pull,
+    check_updates,
+    hash_of,
+)
 from launchpad_lite.engines.barriers import BSP, Barrier, check_barrier
 
 J = TypeVar("J", bound="ParameterServer")

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.engines._keys import Key
 from launchpad_lite.engines._peer import PATIENCE_S, PING_S, Peer
-from launchpad_lite.engines._updates import added, check_outside_pull
+from launchpad_lite.engines._values import Key, added, check_outside_pull
 from launchpad_lite.engines.barriers import BSP, Barrier, check_barrier
 from launchpad_lite.engines.parameter_server import Versioned
 

@@ -248,8 +248,7 @@ def simulate(
         run.join(0)
     if churn is not None:
         run.churn(churn)
-    run.run()
-    return run.result()
+    return run.run()
 
 
 def _drawing(name: str, duration: Duration) -> Callable[[random.Random], float]:
@@ -259,28 +258,6 @@ def _drawing(name: str, duration: Duration) -> Callable[[random.Random], float]:
         raise ValueError(f"simulate: {name} is a number of seconds from 0 up, not {duration!r}")
     seconds = duration
     return lambda _: seconds
-
-
-class _Events:
-    """Events to come, in the order of time."""
-
-    def __init__(self, seconds: float) -> None:
-        self.now = 0.0
-        self.end = seconds
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._number = itertools.count()
-
-    def after(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
-        """Adds an event; events of the same time happen in the order of these calls."""
-        if not delay_s >= 0:
-            raise ValueError(f"simulate: a duration of {delay_s!r} s was drawn")
-        heapq.heappush(self._heap, (self.now + delay_s, next(self._number), action, args))
-
-    def run(self) -> None:
-        while self._heap and self._heap[0][0] <= self.end:
-            self.now, _, action, args = heapq.heappop(self._heap)
-            action(*args)
-        self.now = self.end
 
 
 @dataclass(eq=False)
@@ -307,7 +284,7 @@ class _SimulatedWorker:
         return self.trace.left_s is None
 
 
-class _Run(_Events, abc.ABC):
+class _Run(abc.ABC):
     """A simulation; subclasses say who decides."""
 
     def __init__(
@@ -321,7 +298,11 @@ class _Run(_Events, abc.ABC):
         evaluate_every: int,
         seed: int,
     ) -> None:
-        super().__init__(seconds)
+        self.now = 0.0
+        self._end = seconds
+        #: Events to come, with numbers that keep the order of those of the same time.
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._number = itertools.count()
         self.barrier = barrier
         self.messages = 0
         #: For all that does not belong to one worker.
@@ -338,6 +319,27 @@ class _Run(_Events, abc.ABC):
         self._workers: list[_SimulatedWorker] = []
         #: The present workers.
         self.population: Population[_SimulatedWorker] = Population(barrier, self.rng)
+
+    def after(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
+        """Adds an event; events of the same time happen in the order of these calls."""
+        if not delay_s >= 0:
+            raise ValueError(f"simulate: a duration of {delay_s!r} s was drawn")
+        heapq.heappush(self._events, (self.now + delay_s, next(self._number), action, args))
+
+    def run(self) -> Simulation:
+        while self._events and self._events[0][0] <= self._end:
+            self.now, _, action, args = heapq.heappop(self._events)
+            action(*args)
+        self.now = self._end
+        for worker in self._workers:
+            self._count_wait(worker)
+        return Simulation(
+            self.barrier,
+            self._end,
+            [worker.trace for worker in self._workers],
+            self.messages,
+            self._evaluations,
+        )
 
     @abc.abstractmethod
     def asks(self, worker: _SimulatedWorker) -> None:
@@ -427,25 +429,12 @@ class _Run(_Events, abc.ABC):
         else:
             action(*args)
 
-    def result(self) -> Simulation:
-        for worker in self._workers:
-            self._count_wait(worker)
-        return Simulation(
-            self.barrier,
-            self.end,
-            [worker.trace for worker in self._workers],
-            self.messages,
-            self._evaluations,
-        )
-
 
 class _SimulatedServer(_Run):
     """Workers report to a server, which knows all steps and decides which of them go on."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        #: When it looks next whether a worker is to draw another sample.
-        self._looks_at = math.inf
+    #: When it looks next whether a worker is to draw another sample.
+    _looks_at = math.inf
 
     def asks(self, worker: _SimulatedWorker) -> None:
         if self.barrier.sample_size == 0:

@@ -22,15 +22,14 @@ import pytest
 import courier
 import launchpad_lite as lp
 from launchpad_lite import engines
-from launchpad_lite.engines._keys import hash_of
 from launchpad_lite.engines._servers import (
     Coordinator,
     KeyServer,
     UnknownMemberError,
     WorkerIdentity,
 )
-from launchpad_lite.engines._updates import added
 from launchpad_lite.engines._user_code import run_user_code
+from launchpad_lite.engines._values import added, hash_of
 from launchpad_lite.testing import Fault, Monkey, poll_until
 
 
