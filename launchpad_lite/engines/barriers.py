@@ -87,19 +87,15 @@ class Steps(Sequence[int]):
 
     def __init__(self) -> None:
         self._count: collections.Counter[int] = collections.Counter()
-        self._lowest = math.inf
+        #: The lowest step; infinity if there is none.
+        self.lowest = math.inf
         self._len = 0
-
-    @property
-    def lowest(self) -> float:
-        """The lowest step; infinity if there is none."""
-        return self._lowest
 
     def add(self, step: int) -> None:
         """Adds the step of one worker."""
         self._count[step] += 1
         self._len += 1
-        self._lowest = min(self._lowest, step)
+        self.lowest = min(self.lowest, step)
 
     def remove(self, step: int) -> None:
         """Takes away the step of one worker."""
@@ -107,8 +103,8 @@ class Steps(Sequence[int]):
         self._count[step] -= 1
         if not self._count[step]:
             del self._count[step]
-            if step == self._lowest:
-                self._lowest = min(self._count, default=math.inf)
+            if step == self.lowest:
+                self.lowest = min(self._count, default=math.inf)
 
     def __len__(self) -> int:
         return self._len
