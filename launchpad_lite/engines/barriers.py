@@ -9,7 +9,9 @@ The rules are those of Wang, Catterall and Mortier, "Probabilistic Synchronous P
 """
 
 import abc
+import bisect
 import collections
+import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -110,10 +112,17 @@ class Steps(Sequence[int]):
         return self._len
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self._count.elements()))
+        for step in sorted(self._count):
+            yield from itertools.repeat(step, self._count[step])
 
     def __getitem__(self, index: Any) -> Any:
-        return list(self)[index]
+        if isinstance(index, slice):
+            return list(self)[index]
+        if not -self._len <= index < self._len:
+            raise IndexError(f"{self._len} steps have no number {index}")
+        steps = sorted(self._count)  # in the time of different steps, not of workers
+        ends = list(itertools.accumulate(self._count[step] for step in steps))
+        return steps[bisect.bisect_right(ends, index % self._len)]
 
 
 class _Lagging(Barrier):
