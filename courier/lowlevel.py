@@ -63,6 +63,9 @@ __all__ = [
 def connection_of(client: object) -> "Connection":
     """Returns the object that all copies and views of a client share.
 
+    It lives as long as the client, a view or a method of it, or a future is used. Functions that
+    take a client take it as well. For code that must not keep clients alive.
+
     Raises:
         TypeError: `client` is no courier client.
 

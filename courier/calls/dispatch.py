@@ -98,10 +98,7 @@ class _Generator(Items):
             return Failure.of(error, skip_frames=1)
 
     def close(self) -> None:
-        """Ends the generator early, so that its `finally` blocks run. Never raises.
-
-        No caller is left to receive their exceptions, so they are logged.
-        """
+        """Ends it early, so that its `finally` blocks run. Never raises: exceptions are logged."""
         try:
             self._context.run(self._iterator.close)
         except BaseException:  # noqa: BLE001 - the server lives on
@@ -129,7 +126,6 @@ class _AsyncGenerator(Items):
         self._steps.ask(step)
 
     def close(self) -> None:
-        """Ends the generator early. Never raises, and does not wait for its `finally` blocks."""
         self._steps.close()
 
 
@@ -144,11 +140,7 @@ class Dispatcher:
     """The methods of a server, and how one is run. Thread-safe."""
 
     def __init__(self, *, serial: bool = False) -> None:
-        """Makes one without methods.
-
-        Args:
-            serial: Whether a call of an async method holds a thread of the pool.
-        """
+        """Makes one without methods. `serial`: an async method holds a thread of the pool."""
         self.tasks = Tasks()
         self._serial = serial
         self._lock = Lock()
@@ -176,7 +168,6 @@ class Dispatcher:
             self._paths.update(dict.fromkeys(paths, name))
 
     def unbind(self, name: str) -> None:
-        """Removes a method if there is one."""
         with self._lock:
             self._forget(name)
 
@@ -186,12 +177,10 @@ class Dispatcher:
         self._paths = {path: each for path, each in self._paths.items() if each != name}
 
     def method_of_path(self, path: str) -> str | None:
-        """Returns the method that answers a call of a gRPC service, if one does."""
         with self._lock:
             return self._paths.get(path)
 
     def names(self) -> list[str]:
-        """Returns the names of all methods, sorted."""
         with self._lock:
             return sorted(self._methods)
 
@@ -212,7 +201,6 @@ class Dispatcher:
         return names if len(names) <= _MOST_LISTED else []
 
     def idempotent_names(self) -> list[str]:
-        """Returns the names of the methods that may run twice, sorted."""
         with self._lock:
             return sorted(self._idempotent)
 
@@ -328,13 +316,12 @@ class Dispatcher:
 
 
 class MethodCosts:
-    """Recent costs of methods, to find the fast ones. Thread-safe: lost updates do no harm."""
+    """Recent costs of methods, in seconds, to find the fast ones. Thread-safe: lost updates do no harm."""
 
     def __init__(self) -> None:
         self._costs: dict[str, float] = {}
 
     def of(self, method: str) -> float:
-        """Returns the seconds that a method takes."""
         return self._costs.get(method, _UNKNOWN_S)
 
     def learn(self, method: str, took_s: float) -> None:

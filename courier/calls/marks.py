@@ -57,7 +57,6 @@ def idempotent(method: F) -> F:
 
 
 def is_idempotent(method: Callable[..., Any]) -> bool:
-    """Returns whether a served method carries the mark."""
     # The `__call__` of a function that is served itself.
     owner = method.__self__ if isinstance(method, types.MethodWrapperType) else method
     try:

@@ -67,11 +67,6 @@ class Value:
     parcel: Parcel
 
     def result(self, call: DescribedCall) -> Any:
-        """Returns it.
-
-        Raises:
-            SerializationError: It cannot be unpickled here.
-        """
         try:
             return unpack(self.parcel)
         except SerializationError as error:
@@ -89,7 +84,6 @@ class Given(NamedTuple):
     value: Any
 
     def result(self, call: DescribedCall) -> Any:  # noqa: ARG002 - as all outcomes
-        """Returns it."""
         return self.value
 
 
@@ -102,12 +96,10 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, *, skip_frames: int = 0) -> "Failure":
-        """Describes an exception, as `ExceptionReport.of`."""
         return cls(ExceptionReport.of(error, skip_frames=skip_frames))
 
     @property
     def parcel(self) -> Parcel:
-        """The report, packed."""
         report = self.report
         pickled = report.parcel
         data = None if pickled is None else bytes(pickled.pickle)
@@ -116,11 +108,7 @@ class Failure:
 
     @classmethod
     def read(cls, parcel: Parcel) -> "Failure":
-        """Undoes `parcel`. Call it only for parcels whose sender has been checked.
-
-        Raises:
-            ProtocolError: It is no report.
-        """
+        """Undoes `parcel`, or raises ProtocolError. Only for parcels of checked senders."""
         try:
             type_name, message, traceback, causes, data = pickle.loads(parcel.pickle)
         except Exception as error:
@@ -129,7 +117,6 @@ class Failure:
         return cls(ExceptionReport(type_name, message, traceback, pickled, causes))
 
     def result(self, call: DescribedCall) -> Any:
-        """Raises it."""
         raise self.report.rebuild(call.server_name)
 
 
@@ -154,7 +141,6 @@ class Refusal(NamedTuple):
 
     @property
     def parcel(self) -> Parcel:
-        """The text, packed."""
         return Parcel(shortened(self.text).encode("utf-8", "replace"))
 
     def error(self, call: str) -> CourierError:
@@ -163,7 +149,6 @@ class Refusal(NamedTuple):
         return error(f"{call}: {begin}{self.text}")
 
     def result(self, call: DescribedCall) -> Any:
-        """Raises the error."""
         raise self.error(call.where)
 
 
@@ -199,7 +184,6 @@ class Items:
         raise NotImplementedError
 
     def result(self, call: DescribedCall) -> "RemoteIterator":
-        """Returns an iterator over the items."""
         return RemoteIterator(self._results(call), self.close)
 
     def _results(self, call: DescribedCall) -> Iterator[Any]:
@@ -266,12 +250,7 @@ class Later:
     def __init__(
         self, future: "Step[Any]", answer_of: "Callable[[Step[Any]], Answer] | None" = None
     ) -> None:
-        """Wraps a future.
-
-        Args:
-            future: Done when it is known.
-            answer_of: Makes the outcome when the future is done; by default from its result.
-        """
+        """Wraps a future; `answer_of` makes the outcome of it, by default from its result."""
         self._future = future
         self._answer_of = answer_of or Step.result
 
@@ -284,7 +263,6 @@ class Later:
 
 
 def packed(result: Any) -> Value | Refusal:
-    """Returns the outcome for a result."""
     try:
         return Value(pack(result))
     except SerializationError as error:
@@ -293,11 +271,7 @@ def packed(result: Any) -> Value | Refusal:
 
 
 def read(kind: int, parcel: Parcel) -> Value | Failure | Refusal:
-    """Returns an outcome from the frame of a proven server.
-
-    Raises:
-        ProtocolError: It is none.
-    """
+    """Returns an outcome from the frame of a proven server; raises ProtocolError if it is none."""
     if kind == Value.kind:
         return Value(parcel)
     if kind == Failure.kind:

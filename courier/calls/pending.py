@@ -22,13 +22,7 @@ class PendingCall:
     _callback: Callable[["PendingCall"], None] | None = None
 
     def __init__(self, method: str, timeout_s: float | None, *, is_shared: bool) -> None:
-        """Begins to count the time.
-
-        Args:
-            method: The method.
-            timeout_s: Seconds it may take; None is for ever.
-            is_shared: Whether no thread waits for it at once.
-        """
+        """Begins to count the time. `is_shared`: no thread waits for it at once."""
         self._method = method
         self._timeout_s = timeout_s
         if timeout_s is not None:
@@ -42,7 +36,6 @@ class PendingCall:
 
     @property
     def where(self) -> str:
-        """The server and the method, for messages."""
         return f"{self.server_name}: {self._method}"
 
     def wait_until(self, deadline: float | None) -> bool:
@@ -63,7 +56,6 @@ class PendingCall:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it has ended."""
         return self.outcome is not None
 
     def wait(self) -> Outcome:
@@ -82,7 +74,6 @@ class PendingCall:
         return outcome
 
     def _break_off(self) -> None:
-        """Is called when the waiting thread was interrupted."""
         self.cancel()
 
     def when_done(self, callback: Callable[["PendingCall"], None]) -> None:
@@ -102,11 +93,9 @@ class PendingCall:
         return self._give_up(CallCancelledError(f"{self.where}: {reason}"))
 
     def expire(self) -> None:
-        """Is called when its deadline has passed."""
         self._give_up(self.timeout_error())
 
     def timeout_error(self, what: str = "no answer") -> CallTimeoutError:
-        """Returns the error of a call whose deadline has passed."""
         return CallTimeoutError(f"{self.where}: {what} within {self._timeout_s:.3g} s")
 
     def settle(self, outcome: Outcome | Exception) -> bool:

@@ -59,19 +59,10 @@ class Tasks:
     def submit(
         self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context, call: CallContext
     ) -> "Future[Any]":
-        """Runs a coroutine as a task; it is cancelled when its caller cancels.
+        """Runs a coroutine as a task, which is cancelled when its caller cancels.
 
-        Args:
-            coroutine: The coroutine.
-            context: Its context variables.
-            call: The call that it answers.
-
-        Returns:
-            Its outcome; CallCancelledError if it was cancelled.
-
-        Raises:
-            ServerBusyError: There are too many already, or no thread can be started.
-            CallCancelledError: The loop has ended.
+        The outcome is CallCancelledError then. Raises ServerBusyError if there are too many tasks,
+        or no thread can be started, and CallCancelledError if the loop has ended.
         """
         task = _LoopTask(self, coroutine, context, call)
         try:
@@ -109,7 +100,6 @@ class Tasks:
             task.cancel()
 
     def note_end(self) -> None:
-        """Notes that a task has ended. For tasks."""
         with self._lock:
             self._count -= 1
 
@@ -289,7 +279,6 @@ class _LoopTask:
         self._task.add_done_callback(self._settle)
 
     def cancel(self) -> None:
-        """Cancels it, unless it has ended."""
         if not self.future.done():
             self._tasks.call_soon(self._cancel)
 

@@ -73,12 +73,7 @@ class BackgroundReader:
         self.wake()
 
     def attend(self, link: Link, *, soon: bool) -> None:
-        """Makes sure that the open calls of a link are answered even if no thread waits for them.
-
-        Args:
-            link: Has open calls.
-            soon: No thread is going to wait: read from now on.
-        """
+        """Has the open calls of a link answered; `soon`: no thread will wait, so read now."""
         if soon:
             self.watch(link)
         self._stirred = True
@@ -163,7 +158,6 @@ class BackgroundReader:
                 self._lose(link, error)
 
     def _lose(self, link: Link, error: Exception) -> None:
-        """Closes a link after an error, so that its calls end."""
         with surviving(_WHO):
             link.fail(f"{type(error).__name__}: {error}")
             raise error

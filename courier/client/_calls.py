@@ -100,7 +100,6 @@ class WireCall(PendingCall, Exchange):
     # Called by its link
 
     def send(self, link: Link, *, at_once: bool) -> None:
-        """Sends it over a connection."""
         arguments = self._arguments
         if arguments is None or self.outcome is not None:
             return
@@ -191,7 +190,6 @@ class WireCall(PendingCall, Exchange):
 
     @property
     def may_have_run(self) -> bool:
-        """Whether it was sent before."""
         return self._repeats > 0
 
     # Its end

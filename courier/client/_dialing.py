@@ -59,17 +59,10 @@ class Dialled(NamedTuple):
 
 
 def dial(options: ClientOptions, timeout_s: float | None, *, over_grpc: bool = False) -> Dialled:
-    """Connects once.
+    """Connects once; `over_grpc`: tries gRPC if the peer hangs up, as proxies for gRPC do.
 
-    Args:
-        options: How the client was made.
-        timeout_s: Seconds until it gives up.
-        over_grpc: Whether to try gRPC if the peer hangs up, as proxies for gRPC do.
-
-    Raises:
-        ServerUnreachableError: No server answers; SpeechlessError if the peer only closes the connection.
-        AuthenticationError: The server does not hold the secret, or the certificate.
-        ProtocolError: Something else answers.
+    Raises ServerUnreachableError if no server answers (SpeechlessError if the peer only hangs up),
+    AuthenticationError, or ProtocolError if something else answers.
     """
     timing = options.timing
     limit_s = (
@@ -186,10 +179,9 @@ def _has_proof(options: ClientOptions) -> bool:
 
 
 def _want_proof(options: ClientOptions) -> None:
-    """Checks that a server which does not answer by its unix socket can be trusted.
+    """Raises AuthenticationError where any process could have its pickles loaded here.
 
-    Raises:
-        AuthenticationError: There is no proof, and any process could have its pickles loaded here.
+    For servers that do not answer by their unix socket.
     """
     if not _has_proof(options):
         raise AuthenticationError(
@@ -199,7 +191,6 @@ def _want_proof(options: ClientOptions) -> None:
 
 
 def _dial_over_grpc(options: ClientOptions, limit_s: float, first: CourierError) -> Dialled:
-    """Tries a gRPC stream, because the peer refused our protocol."""
     give_up_at = time.monotonic() + limit_s
     # gRPC itself would take long to find out that the peer does not speak it.
     if options.tls is None and not _speaks_http2(options, limit_s):
@@ -249,7 +240,6 @@ def _channel(options: ClientOptions, carrier: SocketCarrier, keys: SessionKeys) 
 
 @contextlib.contextmanager
 def _failures(options: ClientOptions) -> Iterator[None]:
-    """Turns errors of connecting into those for callers."""
     where = options.where
     try:
         yield

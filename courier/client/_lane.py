@@ -66,8 +66,7 @@ class Lane:
     def ask(self, method: str, arguments: Parcel) -> Parcel | PendingCall:
         """Sends a call for a caller that waits at once and for ever; the quickest way.
 
-        Returns:
-            The result, if it came at once, in this thread. Otherwise as `send`.
+        Returns the result if it came at once, in this thread; otherwise as `send`.
         """
         link = self._link
         if link is not None:
@@ -112,12 +111,9 @@ class Lane:
             BACKGROUND_READER.attend(link, soon=True)
 
     def resubmit(self, call: WireCall, reason: str, *, unsent: bool = False) -> None:
-        """Sends a call again that did not run, or may run twice.
+        """Sends a call again that did not run, or may run twice; `reason`: why it failed.
 
-        Args:
-            call: The call.
-            reason: Why it failed.
-            unsent: Whether it was not sent: the server left while the client was idle.
+        `unsent`: it was not sent, because the server left while the client was idle.
         """
         waits = self.options.wait_for_ready
         if call.may_have_run and not waits:
@@ -171,7 +167,6 @@ class Lane:
             call.gates.remove(gate)
 
     def forget(self, call: WireCall) -> None:
-        """Drops a call that has ended without a connection."""
         if self._unsent:
             with self._lock:
                 if call in self._unsent:
@@ -283,10 +278,7 @@ class Lane:
     def _fail(self, error: CourierError, own: Event, *, resigns: bool = False) -> None:
         """Fails all waiting calls, unless they wait for another address by now.
 
-        Args:
-            error: Their error.
-            own: The event of the caller, which dials.
-            resigns: Whether connecting ends with it. In one step, so that a later call starts it again.
+        `resigns`: connecting ends with it. In one step, so that a later call starts it again.
         """
         with self._lock:
             if self._dialler is not own:
@@ -304,7 +296,6 @@ class Lane:
                 call.settle(_copy(error))
 
     def link_ended(self, link: Link) -> None:
-        """Lets no more calls begin on this link."""
         with self._lock:
             if self._link is link:
                 self._link = None
@@ -333,9 +324,8 @@ class Lane:
     def leave_for(self, address: str) -> Callable[[], None]:
         """Sends calls to another address from now on, also those that wait for a server.
 
-        Returns:
-            A function that closes the connection, whose calls raise ServerLostError. Call it
-            without locks, because their callers may call again.
+        Returns a function that closes the connection, whose calls raise ServerLostError. Call it
+        without locks, because their callers may call again.
         """
         with self._lock:
             left = self.options.address
@@ -365,7 +355,6 @@ class Lane:
         return links
 
     def close(self, reason: str) -> None:
-        """Fails all pending calls with CallCancelledError, and frees its resources."""
         with self._lock:
             self._closed = True
             links = self._take_links()

@@ -86,7 +86,6 @@ class Exchange:
         """Is called when it was cancelled."""
 
     def wake(self) -> None:
-        """Wakes waiting threads."""
         for gate in tuple(self.gates):
             open_gate(gate)
 
@@ -119,11 +118,8 @@ class Link:
     ) -> None:
         """Takes over a connection.
 
-        Args:
-            channel: The connection.
-            idempotent: Methods that the server marks as harmless when they run twice.
-            on_end: Called once when no new calls can begin here.
-            reader: Reads it while no thread waits.
+        `on_end` is called once, when no new calls can begin here; `reader` reads while no thread
+        waits.
         """
         self._channel = channel
         self.idempotent = idempotent
@@ -160,17 +156,14 @@ class Link:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection is gone."""
         return self._lost is not None
 
     @property
     def needs_attention(self) -> bool:
-        """Whether calls are open or frames unsent."""
         return not self.is_lost and bool(self._open or self._channel.is_pending)
 
     @property
     def has_unsent(self) -> bool:
-        """Whether frames wait to be sent."""
         return self._channel.is_pending
 
     def fileno(self) -> int:
@@ -196,11 +189,9 @@ class Link:
     def ask(self, method: str, arguments: Parcel, open_call: "OpenCall[E]") -> Parcel | E | None:
         """Sends a call and reads its answer, if no other thread uses the connection.
 
-        A call that is answered while its caller waits needs no entry in the shared table.
-
-        Returns:
-            The result. If something else came, the exchange, which is open as after `begin`. None
-            if nothing was sent.
+        A call that is answered while its caller waits needs no entry in the shared table. Returns
+        the result; if something else came, the exchange, open as after `begin`; None if nothing was
+        sent.
         """
         channel = self._channel
         number = 0
@@ -263,17 +254,10 @@ class Link:
     def begin(
         self, exchange: Exchange, kind: int, meta: bytes, parcel: Parcel, *, at_once: bool
     ) -> None:
-        """Sends the first frame of an exchange.
+        """Sends the first frame of an exchange; unless `at_once`, a little later with others.
 
-        If the connection is full, this blocks until it is not. If it is lost, `lose` of
-        the exchange is called.
-
-        Args:
-            exchange: Gets the frames that come back.
-            kind: Of the frame.
-            meta: Of the frame.
-            parcel: Of the frame.
-            at_once: Whether to send it now, and not a little later with others.
+        If the connection is full, this blocks until it is not. If it is lost, `lose` of the
+        exchange is called.
         """
         number = next(self._numbers)
         is_first = not self._open
@@ -521,7 +505,6 @@ class Link:
             came.popleft()  # not before, because of a Ctrl-C in between
 
     def _break_off(self) -> None:
-        """Is called when the reading thread was interrupted."""
         # A Ctrl-C before anything came does no harm; later, frames may be half taken, or half sent.
         if self._came or self._channel.carrier.arrived or self._channel.is_shut:
             self.fail(_INTERRUPTED)
@@ -533,11 +516,9 @@ class Link:
         self._open[number] = exchange
 
     def exchanges(self) -> list[Exchange]:
-        """Returns the open exchanges."""
         return list(self._open.values())
 
     def forget(self, number: int) -> None:
-        """Drops an exchange that is over."""
         self._open.pop(number, None)
 
     def expire(self, now: float) -> float | None:
@@ -573,7 +554,6 @@ class Link:
         self._finish()
 
     def _finish(self) -> None:
-        """Ends the open exchanges of a lost connection."""
         # The reading thread does this too, when it resigns: to close the connection, and because a
         # Ctrl-C may have interrupted the thread that began.
         for number in list(self._open):
@@ -599,7 +579,6 @@ class Link:
             exchange.lose(self._lost)
 
     def close(self, error: CourierError) -> None:
-        """Closes the connection; open exchanges end with this error."""
         self._closed_with = error
         self.fail("the client was closed")
 

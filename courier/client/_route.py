@@ -47,18 +47,7 @@ class Route(Lane):
         *,
         blocking: bool,
     ) -> PendingCall:
-        """Sends a call.
-
-        Args:
-            method: Which.
-            args: Its arguments.
-            kwargs: Its arguments.
-            timeout_s: Seconds it may take; None is for ever.
-            blocking: Whether the caller waits at once.
-
-        Raises:
-            SerializationError: The arguments cannot be pickled.
-        """
+        """Sends a call; `blocking`: the caller waits at once. May raise SerializationError."""
         while SERVERS and not self._closed:
             options = self.options
             server = server_at(options)
@@ -91,7 +80,6 @@ class Route(Lane):
         super()._survive_fork()
 
     def open_futures(self) -> list[PendingCall]:
-        """Returns the calls in flight for which no thread waits."""
         with self._lock:
             derived, local = list(self._derived), list(self._calls)
         calls = super().open_futures()
@@ -101,7 +89,6 @@ class Route(Lane):
         return calls
 
     def stop_waiting(self) -> None:
-        """Makes calls fail from now on with ServerUnreachableError where no server answers."""
         with self._lock:
             self.stopped_waiting = True
             derived = list(self._derived)
@@ -110,11 +97,9 @@ class Route(Lane):
             each.stop_waiting()
 
     def move(self, address: str | None) -> None:
-        """Closes the connection; its calls raise ServerLostError.
+        """Sends calls to another address from now on, also waiting ones.
 
-        Args:
-            address: Where calls go from now on, also those that wait for a server. None: to the
-                present address.
+        None stays at the present address. Closes the connection: its calls raise ServerLostError.
         """
         # Without locks, because callers whose calls end here may call again.
         for finish in self._move(address):

@@ -43,7 +43,6 @@ class Callee:
     __slots__ = ()
 
     def _called(self, way: "type[Futures | Aio]") -> Callable[..., Any]:
-        """Returns the function that calls it in this way."""
         raise NotImplementedError
 
 
@@ -333,7 +332,6 @@ class Client(_MethodView, Callee):
 
 
 def client_from_options(options: ClientOptions) -> Client:
-    """Makes a client from its pickle."""
     return _client_of(Connection.to(options))
 
 
@@ -344,12 +342,7 @@ def _client_of(connection: Connection) -> Client:
 
 
 def timeout_seconds(timeout: Timeout) -> float | None:
-    """Converts a timeout as users give it; None and 0 mean none.
-
-    Raises:
-        TypeError: Not a number or timedelta.
-        ValueError: Negative.
-    """
+    """Converts a timeout as users give it, or raises an error; None and 0 mean none."""
     if timeout is None:
         return None
     if isinstance(timeout, dt.timedelta):
@@ -362,19 +355,7 @@ def timeout_seconds(timeout: Timeout) -> float | None:
 
 
 def connection_of(client: object) -> Connection:
-    """Returns the connection that a client shares with all that is made of it.
-
-    It lives as long as the client, a view or a method of it, or a future is used. Functions that
-    take a client take it as well. For code that must not keep clients alive.
-
-    Raises:
-        TypeError: `client` is no courier client.
-
-    Example:
-        clients = weakref.WeakSet([lowlevel.connection_of(client)])
-        for connection in clients:
-            lowlevel.stop_waiting(connection)
-    """
+    """Returns the connection of a client, or a given one; see `courier.lowlevel.connection_of`."""
     if isinstance(client, Connection):
         return client
     if not isinstance(client, Client):

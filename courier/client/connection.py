@@ -56,7 +56,6 @@ class Connection:
 
     @classmethod
     def to(cls, options: ClientOptions) -> "Connection":
-        """Makes one to the server that the options name."""
         return cls(Route(options), options.timeout_s)
 
     def _survive_fork(self) -> None:
@@ -69,7 +68,6 @@ class Connection:
 
     @property
     def options(self) -> ClientOptions:
-        """The options of this client, to make another one."""
         return self.route.options._replace(timeout_s=self.timeout_s)
 
     def __reduce__(self) -> tuple[Callable[[ClientOptions], "Connection"], tuple[ClientOptions]]:
@@ -79,7 +77,6 @@ class Connection:
     # Operations
 
     def derive(self, **changes: Any) -> "Connection":
-        """Returns a connection with other options to the same server, also after moves."""
         route = self.route.derive(**changes)
         return Connection(route, route.options.timeout_s)
 
@@ -100,7 +97,6 @@ class Connection:
         return view
 
     def open_futures(self) -> list[PendingCall]:
-        """Returns the calls in flight for which no thread waits."""
         calls = self.route.open_futures()
         return calls if self._base is None else [call for call in calls if call in self._pending]
 
@@ -142,7 +138,6 @@ class Connection:
             )
 
     def where(self, method: str) -> str:
-        """Names a method of this server, for messages."""
         return f"{self.route.options.where}: {method}"
 
     # Calls
@@ -174,19 +169,11 @@ class Connection:
         blocking: bool = True,
         left_s: float | None = _ALL,
     ) -> PendingCall:
-        """Sends a call.
+        """Sends a call; `blocking`: the caller waits at once.
 
-        Args:
-            method: Which.
-            args: Its arguments.
-            kwargs: Its arguments.
-            blocking: Whether the caller waits at once.
-            left_s: The rest of the timeout of a call that has begun elsewhere, which only a closed
-                client refuses.
-
-        Raises:
-            SerializationError: The arguments cannot be pickled.
-            CallCancelledError: No calls may begin here.
+        `left_s` is the rest of the timeout of a call that has begun elsewhere, which only a closed
+        client refuses. Raises SerializationError, and CallCancelledError if no calls may begin
+        here.
         """
         if left_s is not _ALL:
             self._check_open()
@@ -203,11 +190,7 @@ class Connection:
         return call if self._base is None else self._tracked(call)
 
     def forward(self, method: str, arguments: Parcel) -> PendingCall:
-        """Sends a call whose arguments are packed already; no thread waits for it here.
-
-        Raises:
-            CallCancelledError: No calls may begin here.
-        """
+        """Sends a call whose arguments are packed already; no thread waits for it here."""
         self.check_calling(method)
         clear_up()
         call = self.route.forward(method, arguments, self.timeout_s)
@@ -221,7 +204,6 @@ class Connection:
         return call
 
     def finish(self, pending: PendingCall) -> Any:
-        """Waits for a call and returns or raises its outcome."""
         result = pending.wait().result(pending)
         if self._closed_since and isinstance(result, RemoteIterator):
             # It may have begun just at its cancellation.
@@ -237,7 +219,6 @@ class Connection:
     # The methods of the server
 
     def lists(self, method: str) -> bool:
-        """Returns whether the server has listed a method."""
         return method in self.route.listed_methods()
 
     def lacks(self, method: str) -> bool:
@@ -276,7 +257,6 @@ class Connection:
             return None
 
     def unknown(self, method: str) -> UnknownMethodError:
-        """Returns the error of a method that the server lacks."""
         options = self.route.options
         error = UnknownMethodError(
             f"{options.where}: {options.serves or 'the server'} has "

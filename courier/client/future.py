@@ -67,7 +67,6 @@ class CallFuture(concurrent.futures.Future[Any]):
         raise TypeError(f"a future cannot be sent: {self.where}; send its result")
 
     def add_done_callback(self, fn: Callback) -> None:
-        """As `concurrent.futures.Future.add_done_callback`."""
         self.hurry()
         self.note_read()
         super().add_done_callback(lambda _: self._call_back(fn))
@@ -104,12 +103,10 @@ class CallFuture(concurrent.futures.Future[Any]):
 
     @property
     def server_name(self) -> str:
-        """The server, for messages."""
         return self._connection.route.options.where
 
     @property
     def where(self) -> str:
-        """The server and the method, for messages."""
         return self._connection.where(self._method)
 
     def note_read(self) -> None:
@@ -143,7 +140,6 @@ class CallFuture(concurrent.futures.Future[Any]):
         return super().result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """As `concurrent.futures.Future.exception`."""
         if self._state != FINISHED:
             self._wait(timeout)
         if self._packed is not None:

@@ -104,11 +104,7 @@ class LocalCall(PendingCall):
         return self._server_name
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, blocking: bool) -> bool:
-        """Runs the method, here or in the server's pool; returns False if the server has stopped.
-
-        Raises:
-            SerializationError: The arguments cannot be pickled.
-        """
+        """Runs the method, here or in the server's pool; False if the server has stopped."""
         server = self._server
         copies = server.in_process is InProcess.COPY
         arguments = unshared(pack((args, kwargs))) if copies else None
@@ -187,7 +183,6 @@ class LocalCall(PendingCall):
             self._is_timed = True
 
     def lose(self, reason: str = "the server stops") -> None:
-        """Fails the call because the server is gone."""
         self._give_up(ServerLostError(f"{self.where}: {reason}; the call may have run"))
 
     def _give_up(self, error: CourierError) -> bool:

@@ -26,5 +26,4 @@ class ClientOptions(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The server, for messages."""
         return place(self.address, self.name)

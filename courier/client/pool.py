@@ -81,7 +81,6 @@ class _PoolMember:
 
     @property
     def timeout_s(self) -> float:
-        """Seconds that a call of this client may take."""
         timeout_s = self._own.timeout_s
         return math.inf if timeout_s is None else timeout_s
 
@@ -94,7 +93,6 @@ class _PoolMember:
         return hashlib.blake2b(key, key=self._digest, digest_size=16).digest()
 
     def mark_there(self) -> None:
-        """Notes that it answered just now."""
         self._answered_at = time.monotonic()
         # Waiting calls that did not reach it a moment ago ask it again.
         self.down_until = 0.0
@@ -156,12 +154,10 @@ class _PoolView(_Methods, Callee):
 
     @property
     def futures(self) -> "_PoolView":
-        """The same methods, each returning a `concurrent.futures.Future`."""
         return self._called(Futures)
 
     @property
     def all(self) -> "_AllView":
-        """The methods of all servers, each returning the list of their results."""
         return _AllView(self._pool, blocking=self._way is Client)
 
     def _called(self, way: type[Futures | Aio]) -> "_PoolView":
@@ -363,7 +359,6 @@ class PoolCall:
         self._has_begun = False
 
     def ask(self, member: _PoolMember, *, blocking: bool) -> PendingCall:
-        """Sends the call to one server."""
         if not self._has_begun:
             # Checked only here, in the thread and context of the caller: a call that began
             # continues.
@@ -417,11 +412,7 @@ class PoolCall:
     def attempts(self, *, blocking: bool) -> Generator[PendingCall | float, None, Any]:
         """Asks one server after the other; returns or raises the outcome.
 
-        Args:
-            blocking: Whether the caller waits.
-
-        Yields:
-            A sent call, or some seconds, to wait for before it continues.
+        Yields a sent call, or some seconds, to wait for before it continues.
         """
         while True:
             refusals: list[CourierError] = []
@@ -470,7 +461,6 @@ class _PoolFuture(CallFuture):
         super().__init__(member.connection, pending, call.method)
 
     def follow(self, pending: PendingCall) -> None:
-        """Notes that the call continues as this one."""
         try:
             # In one step, as `cancel` may take it out at any time.
             self._pending[0] = pending

@@ -39,12 +39,7 @@ class Sessions:
     """
 
     def __init__(self, secret: Secret | None, *, is_protected: bool) -> None:
-        """Begins without sessions.
-
-        Args:
-            secret: The secret that clients must prove.
-            is_protected: Whether strangers are kept out by other proof.
-        """
+        """Begins without sessions. `is_protected`: something proves who calls."""
         self._secret = secret
         self._is_protected = is_protected
         self._unproven: collections.OrderedDict[bytes, _Session] = collections.OrderedDict()
@@ -53,9 +48,8 @@ class Sessions:
     def hello(self, request: pb.HelloRequest) -> pb.HelloReply:
         """Opens a session.
 
-        Raises:
-            AuthenticationError: There is no secret, and any process could be the client.
-            ProtocolError: The nonce has a wrong size.
+        Raises AuthenticationError where any process could be the client, ProtocolError for a nonce
+        of a wrong size.
         """
         if not self._is_protected:
             raise AuthenticationError(_UNPROTECTED)
@@ -71,9 +65,7 @@ class Sessions:
     def open(self, message: pb.Sealed) -> tuple[pb.RequestHead, SessionKey]:
         """Checks the sender of a request, and that it did not come before.
 
-        Raises:
-            AuthenticationError: Unknown session, wrong seal, or a repeated request.
-            ProtocolError: The head is no RequestHead.
+        Raises AuthenticationError for an unknown session, a wrong seal or a repeated request.
         """
         head = parse(pb.RequestHead, message.head)
         key = self._admit(
@@ -84,16 +76,9 @@ class Sessions:
     def open_service(
         self, path: str, request: bytes, metadata: Mapping[str, str | bytes]
     ) -> tuple[int, SessionKey]:
-        """Checks a request of another service; returns its number, and its session's key.
+        """As `open`, for another service; returns the request's number and its session's key.
 
-        Args:
-            path: `/service/method`.
-            request: The bytes of the message.
-            metadata: Its metadata.
-
-        Raises:
-            AuthenticationError: As above.
-            ProtocolError: The metadata lacks something.
+        `path` is `/service/method`. Raises ProtocolError if the metadata lacks something.
         """
         name, seal = metadata.get(SESSION_KEY), metadata.get(SEAL_KEY)
         number = metadata.get(SEQUENCE_KEY)

@@ -26,13 +26,11 @@ COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 def grpc_target(address: str) -> str:
-    """Returns the name by which gRPC finds `host:port`."""
     # Without a scheme, gRPC would take some host names for one.
     return f"dns:///{address}"
 
 
 def describe(parcel: Parcel) -> pb.Parcel:
-    """Returns the description of a parcel for a head."""
     return pb.Parcel(
         pickle_bytes=len(parcel.pickle),
         pickle_sha256=parcel.digest(),
@@ -41,7 +39,6 @@ def describe(parcel: Parcel) -> pb.Parcel:
 
 
 def fits_inline(parcel: Parcel) -> bool:
-    """Returns whether a parcel is sent inside its message."""
     return parcel.total_bytes <= INLINE_BYTES
 
 
@@ -55,11 +52,6 @@ def sealed(head: bytes, seal: bytes, parcel: Parcel | None) -> pb.Sealed:
 
 
 def inline_parcel(message: pb.Sealed, expected: pb.Parcel) -> Parcel:
-    """Takes the parcel out of a message and checks it against its sealed description.
-
-    Raises:
-        ProtocolError: They do not match.
-    """
     return checked(_inside(message), expected)
 
 
@@ -68,11 +60,7 @@ def _inside(message: pb.Sealed) -> Parcel:
 
 
 def checked(parcel: Parcel, expected: pb.Parcel) -> Parcel:
-    """Returns the parcel if it fits its sealed description.
-
-    Raises:
-        ProtocolError: It is not.
-    """
+    """Returns the parcel; raises ProtocolError if it does not fit its sealed description."""
     sizes = [len(buffer) for buffer in parcel.buffers]
     if sizes != list(expected.buffer_bytes) or parcel.digest() != expected.pickle_sha256:
         raise ProtocolError("the message is damaged: its content does not match its seal")
@@ -80,22 +68,16 @@ def checked(parcel: Parcel, expected: pb.Parcel) -> Parcel:
 
 
 def is_inline(message: pb.Sealed, expected: pb.Parcel) -> bool:
-    """Returns whether the parcel is inside the message, and not in pieces after it."""
     return len(message.pickle) == expected.pickle_bytes and len(message.buffers) == len(
         expected.buffer_bytes
     )
 
 
 async def receive(message: pb.Sealed, expected: pb.Parcel, pieces: AsyncIterator[bytes]) -> Parcel:
-    """Returns a parcel from its message or the pieces after it; not `checked`.
+    """Returns a parcel from its message or the `Piece` messages after it; not `checked`.
 
-    Args:
-        message: The opening of the stream, whose seal is right.
-        expected: Its sealed description.
-        pieces: The serialised `Piece` messages after it; takes only those of this parcel.
-
-    Raises:
-        ProtocolError: There is more or less than was announced.
+    The seal of the message is right. Takes only the pieces of this parcel; raises ProtocolError if
+    there is more or less than was announced.
     """
     if is_inline(message, expected):
         return _inside(message)
@@ -116,11 +98,6 @@ def send(message: pb.Sealed, parcel: Parcel) -> Iterator[bytes]:
 
 
 def parse(kind: type[M], data: bytes) -> M:
-    """Parses a message.
-
-    Raises:
-        ProtocolError: These bytes are no such message.
-    """
     try:
         return kind.FromString(data)
     except (DecodeError, SystemError) as error:  # the latter comes from protobuf 3.20

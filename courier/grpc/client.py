@@ -21,11 +21,7 @@ _MAX_WAITING = 8
 
 
 def open_stream(options: ClientOptions, timeout_s: float) -> socket.socket:
-    """Opens a stream to a server; returns the socket that leads to it.
-
-    Raises:
-        ServerUnreachableError: No gRPC server answers there.
-    """
+    """Returns a socket that leads to a server by a stream, or raises ServerUnreachableError."""
     target = grpc_target(options.address)
     keepalive = (
         ("grpc.keepalive_time_ms", max(1000, round(options.keepalive_s * 500))),

@@ -103,7 +103,6 @@ class _Services(grpc.GenericRpcHandler):
         self._answer = answer
 
     def service(self, handler_call_details: Any) -> Any:
-        """Returns the handler of a call; None if there is none here."""
         path: str = handler_call_details.method
         name = self._dispatcher.method_of_path(path)
         if name is None:
@@ -123,15 +122,9 @@ class FrontDoor:
         engine: ConnectionServer,
         relay: GrpcRelay,
     ) -> None:
-        """Listens inside of this process; serves from `start` on.
+        """Listens inside of this process, where `relay` connects; serves from `start` on.
 
-        Args:
-            dispatcher: Runs methods.
-            handlers: Their threads.
-            secret: The secret that clients must prove.
-            tls: Certificates, if clients need them.
-            engine: Accepts the streams of our own clients.
-            relay: Brings all connections.
+        `engine` accepts the streams of our own clients.
         """
         self._dispatcher = dispatcher
         self._handlers = handlers
@@ -179,11 +172,7 @@ class FrontDoor:
         return self._server.add_secure_port(address, credentials)
 
     def connect(self) -> tuple[socket.socket, str]:
-        """Returns a connection to gRPC, and its name in `ServicerContext.peer`.
-
-        Raises:
-            OSError: There is none.
-        """
+        """Returns a connection to gRPC, and its name in `ServicerContext.peer`."""
         sock = socket.socket(socket.AF_UNIX if ABSTRACT else socket.AF_INET, socket.SOCK_STREAM)
         try:
             if not ABSTRACT:
@@ -209,11 +198,9 @@ class FrontDoor:
         )
 
     async def start(self) -> None:
-        """Begins to serve."""
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Stops serving; running calls have `grace_s`."""
         self._stopping = True
         await self._health.enter_graceful_shutdown()
         give_up_at = time.monotonic() + grace_s
@@ -241,7 +228,6 @@ class FrontDoor:
                 outer.shutdown(socket.SHUT_RD)
 
     async def set_healthy(self, healthy: bool) -> None:
-        """Sets the answer of the standard health service, overall and for this service."""
         states = health_pb2.HealthCheckResponse
         state = states.SERVING if healthy else states.NOT_SERVING
         for service in ("", SERVICE):
@@ -280,7 +266,6 @@ class FrontDoor:
         return self._sessions.hello(parse(pb.HelloRequest, request)).SerializeToString()
 
     def _admit(self, message: pb.Sealed, context: Any) -> tuple[pb.RequestHead, SessionKey]:
-        """Checks the sender of a request."""
         head, key = self._sessions.open(message)
         self._relay.prove(context.peer())
         return head, key
@@ -341,8 +326,6 @@ class FrontDoor:
             raise
 
     async def _serve_other(self, name: str, path: str, request: bytes, context: Any) -> bytes:
-        """Answers a call of another service."""
-
         async def answer(request: bytes, context: Any) -> bytes:
             metadata = dict(context.invocation_metadata())
             sequence, key = self._sessions.open_service(path, request, metadata)
@@ -401,7 +384,6 @@ class FrontDoor:
         self._engine.run_step(items.close)
 
     def _close_unwanted(self, running: "concurrent.futures.Future[Any]") -> None:
-        """Ends the generator of a call whose client has left."""
         if not running.cancelled() and running.exception() is None:
             outcome = running.result()
             if isinstance(outcome, Items):

@@ -69,14 +69,12 @@ class ServedConnection:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call of it is open, or an answer not sent yet."""
         open_calls = self._calls or self._settling
         return not self._gone and bool(open_calls or self._channel.is_pending)
 
     # Reading, by the poller only
 
     def on_event(self, events: int) -> None:
-        """Reads and writes as much as goes now."""
         try:
             if events & WRITE:
                 self.flush()
@@ -128,14 +126,7 @@ class ServedConnection:
     def answer(
         self, number: int, call: CallContext, outcome: Answer | Later, *, at_once: bool
     ) -> None:
-        """Sends the outcome of a call.
-
-        Args:
-            number: Of the call.
-            call: The call.
-            outcome: The outcome.
-            at_once: Whether to flush now; otherwise a later call does so soon.
-        """
+        """Sends the outcome of a call; unless `at_once`, a later call flushes it soon."""
         if type(outcome) is Value:
             self._finish(number, call, outcome, at_once)
         elif isinstance(outcome, Later):
@@ -192,7 +183,6 @@ class ServedConnection:
         self.flush()
 
     def end_stream(self, number: int) -> None:
-        """Forgets a generator that is over."""
         self._streams.pop(number, None)
         call = self._calls.pop(number, None)
         if call is not None:
@@ -226,7 +216,6 @@ class ServedConnection:
     # The end
 
     def cancel_all(self) -> None:
-        """Cancels all calls of this connection."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.end()
@@ -253,7 +242,6 @@ class ServedConnection:
         self._channel.shut()
 
     def drop(self) -> None:
-        """Closes the descriptor in a forked child; the parent continues with the connection."""
         self._channel.carrier.close()
 
     def tidy(self) -> bool:
@@ -292,7 +280,6 @@ class _Stream:
         self._host.run_step(self._step)
 
     def cancel(self) -> None:
-        """Ends early: the reader has left."""
         self._call.end()
         with self._lock:
             closes = not (self._steps or self._over)

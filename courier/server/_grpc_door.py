@@ -70,7 +70,6 @@ class GrpcDoor:
         self._has_ended = False
 
     def admit(self, sock: socket.socket, data: bytes, peer: str) -> None:
-        """Hands a connection to gRPC; returns at once."""
         with self._lock:
             if self._stopping or self._coming == _MAX_COMING:
                 sock.close()
@@ -164,13 +163,11 @@ class GrpcDoor:
                 self._loop.call_soon_threadsafe(self._changed.set)
 
     def set_healthy(self, healthy: bool) -> None:
-        """Sets the answer of the standard health service."""
         with self._lock:
             self._healthy = healthy
         self._tell()
 
     def survive_fork(self) -> None:
-        """Closes the parent's sockets in a forked child."""
         if self._loop is not None:
             self._relay.survive_fork()
 
@@ -180,7 +177,6 @@ class GrpcDoor:
         return self._thread is None or self._has_ended
 
     def begin_stop(self, grace_s: float) -> None:
-        """Refuses new calls; running ones have `grace_s`."""
         with self._lock:
             self._stopping = True
             self._grace_s = grace_s
@@ -199,10 +195,7 @@ class GrpcDoor:
 def _for_this_process_only() -> Iterator[None]:
     """Keeps gRPC from starting its threads again in forked children, where they crash.
 
-    Has no effect if other code has used gRPC before.
-
-    Raises:
-        RuntimeError: This is such a child.
+    Has no effect if other code has used gRPC before. Raises RuntimeError in such a child.
     """
     global _server_process
     if _server_process not in (0, os.getpid()):

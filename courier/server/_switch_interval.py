@@ -32,7 +32,6 @@ class SwitchInterval:
         self._usual_s = 0.0
 
     def begin(self) -> None:
-        """Shortens it, until `end`."""
         with self._lock:
             self._wanted += 1
             if self._wanted == 1:
@@ -43,7 +42,6 @@ class SwitchInterval:
                     sys.meta_path.insert(0, self)
 
     def end(self) -> None:
-        """Takes `begin` back."""
         with self._lock:
             self._wanted -= 1
             if not self._wanted:

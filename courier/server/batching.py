@@ -181,11 +181,9 @@ class BatchedHandler:
         return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Answers one call, after waiting for others."""
         return self.submit(*args, **kwargs).result()
 
     def submit(self, *args: Any, **kwargs: Any) -> "Future[Any]":
-        """Answers one call later."""
         request = _BatchedCall(args, kwargs)
         with self._changed:
             group = self._waiting.setdefault(request.form, collections.deque())
@@ -371,12 +369,7 @@ def _merge(values: Sequence[Any]) -> Any:
 
 
 def _split(result: Any, count: int) -> Sequence[Any]:
-    """Returns the items of a result, one per call.
-
-    Raises:
-        TypeError: It has no items.
-        ValueError: There are more or fewer.
-    """
+    """Returns the items of a result, one per call; TypeError or ValueError for others."""
     if isinstance(result, dict):
         columns = {name: _split(inner, count) for name, inner in result.items()}
         return [{name: items[index] for name, items in columns.items()} for index in range(count)]

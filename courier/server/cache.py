@@ -315,7 +315,6 @@ class _CacheEntry:
 
     @property
     def descriptors(self) -> int:
-        """How many descriptors the answer holds open."""
         return 0 if self.frozen is None else 1 + len(self.frozen.views)
 
 
@@ -330,12 +329,10 @@ class _RelayedItems(Items):
         self._steps = False
 
     def read_by(self, call: CallContext) -> None:
-        """Sets the reader."""
         self._call = call
         call.on_end(self._leave)
 
     def next_item(self) -> Item:
-        """Waits for the next one."""
         self._steps = True
         try:
             if self._call is not None and self._call.cancelled:
@@ -375,7 +372,6 @@ class CacheDispatcher(Dispatcher):
         return []
 
     def run(self, method: str, arguments: Parcel, call: CallContext) -> Answer | Later:
-        """Answers from the cache, or later."""
         if method in self._methods:
             return super().run(method, arguments, call)
         return self._cache.answer(method, arguments, call)

@@ -103,16 +103,8 @@ class ConnectionServer:
     ) -> None:
         """Prepares to serve.
 
-        Args:
-            dispatcher: Runs methods.
-            handlers: Where methods run that are not known to be fast.
-            costs: Knows which are fast.
-            secret: The secret that clients must prove.
-            tls_context: For connections from elsewhere; None means none.
-            listener: Bound and listening; becomes the host's.
-            redirect: Takes over connections that do not speak our protocol.
-            keepalive_s: Seconds until the connection to a silent machine is closed.
-            timing: How long to wait.
+        `listener` is bound and listens, and becomes the host's; `redirect` takes over connections
+        that do not speak our protocol.
         """
         self._dispatcher = dispatcher
         self.handlers = handlers
@@ -150,7 +142,6 @@ class ConnectionServer:
         survive(self)
 
     def start(self) -> None:
-        """Begins to serve."""
         SWITCH_INTERVAL.begin()
         reused.begin(self)
         self.is_healthy = True
@@ -162,7 +153,6 @@ class ConnectionServer:
     # New connections
 
     def introduction(self) -> Introduction:
-        """Returns the introduction for a client; part of `Reception`."""
         return Introduction(
             self._name,
             host_name() if self._local is not None else "",
@@ -180,11 +170,7 @@ class ConnectionServer:
     ) -> None:
         """Accepts a new connection, from any peer. Thread-safe.
 
-        Args:
-            sock: The connection.
-            peer: The peer, as text.
-            way: The way by which it connected.
-            on_welcome: Called when the peer has proved that it belongs to the program.
+        `on_welcome` is called when the peer has proved that it belongs to the program.
         """
         if way is Way.LOCAL and not is_own_user(sock):
             sock.close()
@@ -265,7 +251,6 @@ class ConnectionServer:
             self._watcher.forget(descriptor)
 
     def watch(self, caller: ServedConnection, events: int) -> None:
-        """Sets the events to notice for a caller: readable, writable, or both."""
         self._watcher.watch(caller.fileno(), events)
 
     def forget(self, caller: ServedConnection) -> None:
@@ -288,13 +273,7 @@ class ConnectionServer:
     ) -> None:
         """Runs a call and sends its answer. For the poller.
 
-        Args:
-            caller: The caller.
-            number: Of the call.
-            call: The call.
-            arguments: Its arguments.
-            is_alone: Whether the poller has nothing more to do before it checks that it still is
-                the poller.
+        `is_alone`: it has nothing more to do before it checks that it still is the poller.
         """
         if self._stopping:
             caller.answer(number, call, STOPPING, at_once=True)
@@ -328,7 +307,6 @@ class ConnectionServer:
             caller.give_up()
 
     def run_step(self, step: Callable[[], None]) -> None:
-        """Runs the next step of an accepted call."""
         if self.handlers.submit(step).cancelled():
             step()
 
@@ -500,11 +478,9 @@ class ConnectionServer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call is open, and no answer unsent."""
         return not self._work and not any(c.is_busy for c in list(self._callers.values()))
 
     def cancel_all(self) -> None:
-        """Cancels the calls of all connections."""
         for caller in list(self._callers.values()):
             caller.cancel_all()
 

@@ -39,18 +39,13 @@ class Scale:
     """Weighs the data of a stranger: the bytes that gRPC may hold for it. Pure."""
 
     def __init__(self, *, is_tls: bool) -> None:
-        """Begins at the start of a connection.
-
-        Args:
-            is_tls: Whether only gRPC can read it; gRPC accepts no peer without a certificate.
-        """
+        """Begins. `is_tls`: only gRPC can read it, and it accepts no peer without a certificate."""
         self._is_tls = is_tls
         #: Bytes until the next frame begins.
         self._skip = len(HTTP2_PREFACE)
         self._header = bytearray()
 
     def weigh(self, data: bytes) -> int:
-        """Returns the weight of the next bytes."""
         weight, at = len(data), 0
         while at < len(data) and not self._is_tls:
             if self._skip:
@@ -91,11 +86,7 @@ class GrpcRelay:
     """Two sockets for each peer that speaks gRPC. For the thread that runs its event loop."""
 
     def __init__(self, *, is_tls: bool) -> None:
-        """Takes connections, which wait until `open`.
-
-        Args:
-            is_tls: Whether they come under TLS, which is gRPC's to read.
-        """
+        """Takes connections, which wait until `open`. `is_tls`: only gRPC can read them."""
         self._is_tls = is_tls
         self._opened = asyncio.Event()
         self._reach: Callable[[], tuple[socket.socket, str]] = _nowhere
@@ -109,22 +100,12 @@ class GrpcRelay:
         self._leaving: set[_GrpcClient] = set()
 
     def open(self, reach: Callable[[], tuple[socket.socket, str]]) -> None:
-        """Connects all that wait to gRPC.
-
-        Args:
-            reach: Connects to gRPC; returns the socket, and the name that gRPC gives its peer.
-        """
+        """Connects all that wait; `reach` returns a socket to gRPC, and the peer's name there."""
         self._reach = reach
         self._opened.set()
 
     def take(self, sock: socket.socket, data: bytes, peer: str) -> None:
-        """Takes a connection over.
-
-        Args:
-            sock: The connection.
-            data: The bytes already read from it.
-            peer: The peer, as text.
-        """
+        """Takes a connection over, with the bytes already read from it."""
         if len(self._strangers) == _MAX_STRANGERS:
             if len(self._leaving) == _MAX_STRANGERS:
                 sock.close()  # gRPC cannot close them fast enough
@@ -158,11 +139,7 @@ class GrpcRelay:
         line.weight = 0
 
     def prove(self, name: str) -> None:
-        """Notes that a peer belongs to the program.
-
-        Args:
-            name: Of the peer, as gRPC knows it.
-        """
+        """Notes that a peer belongs to the program; `name` is that by which gRPC knows it."""
         line = self._lines.get(name)
         if line is not None and line in self._strangers:
             line.proven.set()
@@ -224,7 +201,6 @@ class GrpcRelay:
         await loop.sock_sendall(inner, data)
 
     def survive_fork(self) -> None:
-        """Closes the parent's sockets in a forked child."""
         for line in self._open:
             line.outer.close()
 

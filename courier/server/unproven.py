@@ -90,7 +90,6 @@ class UnprovenPeer:
         return self._socket.fileno()
 
     def on_event(self, events: int) -> None:  # noqa: ARG002 - there is one kind to expect
-        """Goes on with the received bytes, as far as possible."""
         try:
             while self._step():
                 pass
@@ -216,11 +215,9 @@ class UnprovenPeer:
         return len(self._data) == count
 
     def hang_up(self) -> None:
-        """Leaves the server."""
         self._reception.reject(self)
 
     def close(self) -> None:
-        """Gives the socket back."""
         if self._carrier is not None:
             self._carrier.close()
         with contextlib.suppress(OSError):

@@ -19,7 +19,6 @@ def leave(task: Callable[[], None]) -> None:
 
 
 def clear_up() -> None:
-    """Runs the tasks."""
     for _ in range(len(LEFT)):  # a task may add itself again
         try:
             task = LEFT.popleft()

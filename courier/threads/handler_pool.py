@@ -37,14 +37,7 @@ class HandlerPool:
         queue_size: int,
         idle_s: float = _IDLE_S,
     ) -> None:
-        """Makes a pool without threads.
-
-        Args:
-            name: Prefix of thread names.
-            size: Greatest number of threads, at least 1.
-            queue_size: How many tasks may wait for a thread; for `try_submit`.
-            idle_s: Seconds after which a thread without work leaves.
-        """
+        """Makes a pool without threads, which leave after `idle_s` seconds without work."""
         self._name = name
         self._size = size
         self._queue_size = queue_size
@@ -67,13 +60,10 @@ class HandlerPool:
         self._stopped = False
 
     def submit(self, fn: Callable[[], R]) -> "concurrent.futures.Future[R]":
-        """Runs `fn` in a thread of the pool, however long the queue is.
+        """Runs the next step of an accepted call in a thread, however long the queue is.
 
-        For the next step of an accepted call.
-
-        Returns:
-            Its outcome; cancelled if it will not run: the pool was stopped, or has no thread and
-            can start none.
+        The outcome is cancelled if it will not run: the pool was stopped, or has no thread and can
+        start none.
         """
         with self._changed:
             return self._put(fn)
@@ -87,10 +77,9 @@ class HandlerPool:
             return future if self._stopped or not future.cancelled() else None
 
     def enter(self) -> bool:
-        """Counts the calling thread as one of the pool, if that is free; then `leave` it.
+        """Counts the calling thread as one of the pool until `leave`; False if all are busy.
 
-        Returns:
-            False if all are busy, or tasks wait: those come first.
+        Also if tasks wait: those come first.
         """
         with self._lock:
             if (
@@ -103,7 +92,6 @@ class HandlerPool:
             return True
 
     def leave(self) -> None:
-        """Undoes `enter`."""
         with self._lock:
             self._lent_threads.remove(get_ident())
             self._ended += 1
@@ -181,7 +169,6 @@ class HandlerPool:
             return bool(self._tasks) and not self._has_room(), self._ended
 
     def busy_threads(self) -> set[int]:
-        """Returns the idents of the threads that run a task now."""
         with self._lock:
             return {each.ident for each in self._busy if each.ident is not None}.union(
                 self._lent_threads
@@ -189,15 +176,13 @@ class HandlerPool:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no task runs or waits."""
         with self._changed:
             return not (self._tasks or self._busy or self._lent_threads)
 
     def stop(self, timeout_s: float) -> list[str]:
         """Refuses tasks, cancels waiting ones, and waits for running ones.
 
-        Returns:
-            Names of the threads that still run a task after `timeout_s` seconds.
+        Returns names of the threads that still run a task after `timeout_s` seconds.
         """
         with self._changed:
             self._stopped = True

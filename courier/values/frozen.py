@@ -110,11 +110,7 @@ def _drop_oldest() -> None:
 
 
 def tidy(idle_s: float = _IDLE_S) -> bool:
-    """Frees memory that was not used for so many seconds. Thread-safe.
-
-    Returns:
-        Whether some is left, in use or not.
-    """
+    """Frees memory unused for so many seconds; returns whether some is left, in use or not."""
     while _idle and time.monotonic() - _idle[0].idle_since >= idle_s:
         _drop_oldest()
     return bool(_open)
@@ -134,11 +130,7 @@ class Frozen:
     __slots__ = ("__weakref__", "_memory", "size", "views")
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
-        """Copies buffers, each to the beginning of a page.
-
-        Raises:
-            OSError: There is no memory, or no descriptor, left.
-        """
+        """Copies buffers, each to the beginning of a page; raises OSError without memory."""
         sizes = [-(-len(buffer) // mmap.PAGESIZE) * mmap.PAGESIZE for buffer in buffers]
         self.size = sum(sizes)
         self._memory = _take(self.size)
@@ -158,11 +150,7 @@ class Frozen:
             os.close(descriptor)
 
     def lend(self) -> int:
-        """Returns a descriptor with which another process maps it; the caller closes it.
-
-        Raises:
-            OSError: There is no descriptor left.
-        """
+        """Returns a descriptor with which another process maps it; the caller closes it."""
         return self._memory.lend()
 
 

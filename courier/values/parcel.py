@@ -86,11 +86,7 @@ def _cut(view: memoryview, size_bytes: int) -> Iterator[bytes]:
 
 
 def pack(value: Any, most_bytes: float = math.inf) -> Parcel:
-    """Pickles a value.
-
-    Raises:
-        SerializationError: It cannot be pickled, or takes more than `most_bytes`; the cause says why.
-    """
+    """Pickles a value; raises SerializationError, also if it takes more than `most_bytes`."""
     buffers: list[pickle.PickleBuffer] = []
     # A limit holds for buffers, too, so they are copied.
     choose = _chooser(buffers) if math.isinf(most_bytes) else None
@@ -297,7 +293,6 @@ def _code(
 
 
 def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
-    """Makes a function with an empty cache."""
     return functools.lru_cache(**parameters)(function)
 
 
@@ -327,12 +322,9 @@ def _raw(buffer: pickle.PickleBuffer) -> memoryview:
 
 
 def unpack(parcel: Parcel) -> Any:
-    """Rebuilds the value. Call it only for parcels whose sender has been checked.
+    """Rebuilds the value, or raises SerializationError. Only for parcels of checked senders.
 
     The value may keep the parcel's buffers as its memory.
-
-    Raises:
-        SerializationError: It cannot be unpickled here; the cause says why.
     """
     try:
         buffers = parcel.buffers
@@ -407,15 +399,10 @@ class ParcelAssembler:
 
     @property
     def complete(self) -> bool:
-        """Whether all bytes have come."""
         return self._room is None
 
     def add(self, piece: bytes) -> None:
-        """Takes the next piece.
-
-        Raises:
-            ProtocolError: There are more bytes than were announced.
-        """
+        """Takes the next piece; raises ProtocolError if more bytes come than were announced."""
         view = memoryview(piece)
         while view:
             if self._room is None:
@@ -426,18 +413,13 @@ class ParcelAssembler:
             self._room = self._room[taken:] if taken < len(self._room) else next(self._open, None)
 
     def finish(self) -> Parcel:
-        """Returns the parcel.
-
-        Raises:
-            ProtocolError: Bytes are missing.
-        """
+        """Returns the parcel; raises ProtocolError if bytes are missing."""
         if not self.complete:
             raise ProtocolError("the peer sent fewer bytes than it had announced")
         return Parcel(memoryview(self._pickle), self._buffers)
 
 
 def can_pickle(value: Any, most_bytes: float = math.inf) -> bool:
-    """Returns whether the value survives `pack` and `unpack`."""
     try:
         unpack(pack(value, most_bytes))
     except SerializationError:

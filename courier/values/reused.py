@@ -41,11 +41,7 @@ def end(tidier: object) -> None:
 
 
 def take(size_bytes: int) -> memoryview:
-    """Returns writable memory, with any bytes in it. Thread-safe.
-
-    Raises:
-        OSError, OverflowError, ValueError: There is not so much.
-    """
+    """Returns writable memory, with any bytes in it. Thread-safe."""
     step = max(_LEAST_STEP_BYTES, 1 << (size_bytes.bit_length() - _STEP_BITS))
     size = -(-size_bytes // step) * step
     try:

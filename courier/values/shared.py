@@ -69,8 +69,7 @@ class Shared(Generic[T]):
 def freeze(parcel: Parcel) -> tuple[Parcel, Frozen | None]:
     """Copies the large buffers of a parcel into memory that readers of this host map.
 
-    Returns:
-        The copy, and an object to keep as long as readers may map it.
+    Returns the copy, and an object to keep as long as readers may map it.
     """
     views = [memoryview(buffer).cast("B") for buffer in parcel.buffers]
     large = [view for view in views if len(view) >= MIN_BYTES]
@@ -91,7 +90,6 @@ def freeze(parcel: Parcel) -> tuple[Parcel, Frozen | None]:
 
 
 def unwrapped(value: Any) -> Any:
-    """Returns the value inside of a Shared; other values as they are."""
     return value.value if isinstance(value, Shared) else value
 
 

@@ -74,11 +74,7 @@ class SegmentPool:
     """The sender's half, for one connection. Thread-safe."""
 
     def __init__(self, idle_s: float) -> None:
-        """Makes an empty pool.
-
-        Args:
-            idle_s: Seconds after which unused memory is freed.
-        """
+        """Makes an empty pool; memory that is unused for `idle_s` seconds is freed."""
         self._idle_s = idle_s
         self._lock = Lock()
         self._segments: list[_Segment] = []
@@ -88,9 +84,8 @@ class SegmentPool:
     def place(self, parcel: Parcel) -> tuple[Layout, list[int]] | None:
         """Puts the large buffers of a parcel into shared memory, if that saves time.
 
-        Returns:
-            Their places, and duplicates of the descriptors to send with the frame, which the caller
-            closes; None if all go inline.
+        Returns their places, and duplicates of the descriptors to send with the frame, which the
+        caller closes; None if all go inline.
         """
         frozen = [frozen_of(buffer) for buffer in parcel.buffers]
         large = [
@@ -208,11 +203,7 @@ class SegmentMap:
     """The receiver's half: maps the peer's memory. Used by one thread at a time."""
 
     def __init__(self, take_descriptors: Callable[[], list[int]]) -> None:
-        """Makes a map without segments.
-
-        Args:
-            take_descriptors: Returns received descriptors, in the order of their frames.
-        """
+        """Makes one; `take_descriptors` returns received ones, in the order of their frames."""
         self._take_descriptors = take_descriptors
         self._mapped: dict[int, mmap.mmap] = {}
         #: Keeps the callbacks alive that release segments.
@@ -221,11 +212,7 @@ class SegmentMap:
         self._descriptors: list[int] = []
 
     def map(self, regions: Sequence[Region]) -> list[memoryview]:
-        """Returns the memory of the regions of a frame.
-
-        Raises:
-            ProtocolError: The peer did not send what it announced.
-        """
+        """Returns the memory of the regions of a frame; ProtocolError if it did not come."""
         self._descriptors += self._take_descriptors()
         self.tidy()
         return [self._map(region) for region in regions]

@@ -55,7 +55,6 @@ def place(address: str, name: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether only this machine can reach `host`."""
     if host == "localhost":
         return True
     try:
@@ -129,15 +128,12 @@ def _bound(family: int, number: Any, options: Iterable[int], backlog: int | None
 def connect(host: str, port: int, timeout_s: float) -> socket.socket:
     """Connects to the first address of a host that answers, but never to its own port.
 
-    The resolver says which of several addresses is tried first, and each has its share of the time: one
-    that does not answer, as IPv6 behind some firewalls, leaves enough for the next.
+    The resolver says which address is tried first, and each has its share of the time: one that
+    does not answer, as IPv6 behind some firewalls, leaves enough for the next. A client that tries
+    a free port of this machine may get that port for its own end, and TCP then connects it to
+    itself: https://www.rfc-editor.org/rfc/rfc9293#section-3.5
 
-    A client that tries a free port of this machine may get that port for its own end, and TCP then
-    connects it to itself: https://www.rfc-editor.org/rfc/rfc9293#section-3.5
-
-    Raises:
-        OSError: No server answers.
-        UnicodeError: The host has no proper name.
+    Raises OSError, and UnicodeError if the host has no proper name.
     """
     found = socket.getaddrinfo(resolvable(host), port, type=socket.SOCK_STREAM)
     share_s = timeout_s / len(found)

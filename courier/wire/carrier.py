@@ -48,13 +48,7 @@ class SocketCarrier:
     holds_back = False
 
     def __init__(self, sock: socket.socket, peer: str, *, is_exposed: bool) -> None:
-        """Takes over a socket.
-
-        Args:
-            sock: The connection.
-            peer: The other end, as text.
-            is_exposed: Whether an attacker on the network path could change the data.
-        """
+        """Takes over a socket. `is_exposed`: an attacker on the path could change the data."""
         sock.setblocking(True)
         self._socket = sock
         # Clients may be dropped without `close`, alone or in a cycle; __del__ may be too late for
@@ -68,15 +62,13 @@ class SocketCarrier:
         self._send = sock.send
 
     def fileno(self) -> int:
-        """Returns the descriptor to poll."""
         return self._socket.fileno()
 
     def receive(self, room: memoryview, *, wait: bool) -> int:
         """Receives into `room`; returns how many bytes came, 0 at the end.
 
-        Raises:
-            BlockingIOError: Nothing is there, and `wait` is false.
-            OSError: The connection broke.
+        Raises BlockingIOError if nothing is there and `wait` is false, OSError if the connection
+        broke.
         """
         arrived = self.arrived
         arrived.clear()
@@ -88,9 +80,7 @@ class SocketCarrier:
     def send(self, chunks: Sequence[Chunk], descriptors: Sequence[int] = ()) -> int:
         """Sends as much as goes now, of MAX_CHUNKS at most; returns how many bytes were taken.
 
-        Raises:
-            BlockingIOError: None, because the connection is full.
-            OSError: The connection broke.
+        Raises BlockingIOError if the connection is full, OSError if it broke.
         """
         assert not descriptors
         if len(chunks) == 1:
@@ -184,12 +174,7 @@ class TlsCarrier(SocketCarrier):
         self._unsent: memoryview | bytes = b""
 
     def shake_hands(self, timeout_s: float) -> None:
-        """Proves both sides to each other.
-
-        Raises:
-            ssl.SSLError: One of them could not.
-            OSError: The connection broke, or the peer took too long.
-        """
+        """Proves both sides to each other; raises ssl.SSLError or OSError."""
         give_up_at = time.monotonic() + timeout_s
         while not self.advance_handshake():
             left = give_up_at - time.monotonic()
@@ -198,12 +183,7 @@ class TlsCarrier(SocketCarrier):
             poll_once(self.fileno(), READ, left)
 
     def advance_handshake(self) -> bool:
-        """Goes on with the handshake without waiting; returns whether it is done.
-
-        Raises:
-            ssl.SSLError: One side could not prove itself.
-            OSError: The connection broke.
-        """
+        """Goes on with `shake_hands` without waiting; returns whether it is done."""
         import ssl
 
         while True:

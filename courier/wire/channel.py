@@ -61,22 +61,12 @@ def _is_own(error: BaseException) -> bool:
 
 
 class Channel:
-    """Frames over a carrier.
-
-    Any thread may post and flush; one at a time receives.
-    """
+    """Frames over a carrier. Any thread may post and flush; one at a time receives."""
 
     def __init__(
         self, carrier: SocketCarrier, receive_key: bytes, send_key: bytes, timing: Timing = DEFAULT
     ) -> None:
-        """Wraps a carrier.
-
-        Args:
-            carrier: Its peer has proved itself.
-            receive_key: For the seals of incoming frames, where the carrier is exposed.
-            send_key: The same for outgoing frames.
-            timing: How long it keeps shared memory.
-        """
+        """Wraps a carrier whose peer has proved itself. The keys seal frames, if it is exposed."""
         self.carrier = carrier
         shares = carrier.passes_descriptors and AVAILABLE
         self._pool = SegmentPool(timing.segment_idle_s) if shares else None
@@ -108,11 +98,9 @@ class Channel:
 
     @property
     def is_pending(self) -> bool:
-        """Whether something waits to be sent."""
         return self.unsent_bytes > 0 or self._is_held_back
 
     def post(self, kind: int, call: int, parcel: Parcel = _NO_PARCEL, *, meta: bytes = b"") -> None:
-        """Queues a frame; does not block."""
         me = get_ident()
         self.busy[me] = None
         try:
@@ -150,14 +138,10 @@ class Channel:
         return (None, ()) if placed is None else placed
 
     def send(self, kind: int, call: int, parcel: Parcel, meta: bytes) -> bool:
-        """Posts a frame and flushes.
+        """Posts a frame and flushes; returns as `flush`.
 
-        Returns:
-            As `flush`.
-
-        Raises:
-            NothingSentError: The connection broke before any byte of this frame was taken.
-            BrokenError: The connection broke.
+        Raises NothingSentError if the connection broke before any byte of this frame was taken,
+        otherwise BrokenError.
         """
         data = parcel.pickle
         me = get_ident()
@@ -239,11 +223,7 @@ class Channel:
         self._keep(chunks, sent, descriptors)
 
     def _find_nothing_sent(self, error: BaseException, descriptors: Sequence[int] = ()) -> int:
-        """Returns 0 if the connection is full.
-
-        Raises:
-            NothingSentError: It broke.
-        """
+        """Returns 0 if the connection is full; raises NothingSentError if it broke."""
         is_own = _is_own(error)
         if is_own and isinstance(error, BlockingIOError):
             return 0
@@ -298,13 +278,8 @@ class Channel:
         """Sends as much as goes now, unless another thread does so already.
 
         Threads do not queue for the socket: at each system call under a lock they would wait for
-        each other, and for the interpreter's lock too, thousands of answers long.
-
-        Returns:
-            Whether nothing is left to do: all was sent, or another thread sends it.
-
-        Raises:
-            BrokenError: The connection broke.
+        each other, and for the interpreter's lock too, thousands of answers long. Returns whether
+        nothing is left to do here. Raises BrokenError.
         """
         me = get_ident()
         self.busy[me] = None
@@ -375,17 +350,12 @@ class Channel:
                 sent -= len(chunk)
 
     def receive(self, *, wait: bool) -> SmallFrame | list[Frame] | None:
-        """Receives data; returns complete frames.
+        """Receives data; returns complete frames, or None at the end of the connection.
 
-        A small frame that came alone, without buffers, as nearly all do, is a tuple.
-
-        Returns:
-            None at the end of the connection.
-
-        Raises:
-            BlockingIOError: Nothing is there, and `wait` is false.
-            BrokenError: The connection broke, the peer broke the protocol, or a frame is not the
-                peer's. If good frames came before, they are returned, and `check` raises.
+        A small frame that came alone, without buffers, as nearly all do, is a tuple. Raises
+        BlockingIOError if nothing is there and `wait` is false; BrokenError if the connection
+        broke, the peer broke the protocol, or a frame is not the peer's. If good frames came
+        before, they are returned, and `check` raises.
         """
         reader = self._reader
         try:
@@ -399,22 +369,14 @@ class Channel:
             raise BrokenError(str(error)) from error
 
     def check(self) -> None:
-        """Raises the error after the last received frames; see `receive`.
-
-        Raises:
-            BrokenError: That.
-        """
+        """Raises the BrokenError after the last received frames; see `receive`."""
         try:
             self._reader.check()
         except CourierError as error:
             raise BrokenError(str(error)) from error
 
     def tidy(self) -> bool:
-        """Frees memory that was not used for long. For the receiving thread.
-
-        Returns:
-            Whether some is left.
-        """
+        """Frees memory that was not used for long; returns whether some is left. For the reader."""
         left = [each.tidy() for each in (self._pool, self._map) if each is not None]
         return any(left)
 

@@ -95,11 +95,7 @@ class Frame:
     parcel: Parcel
 
     def method(self) -> tuple[str, float | None]:
-        """Returns the method of a call and its timeout in seconds.
-
-        Raises:
-            ProtocolError: There is none.
-        """
+        """Returns the method of a call and its timeout in seconds, or raises ProtocolError."""
         name, timeout_s = self.meta, None
         try:
             if self.kind == Kind.TIMED_CALL:
@@ -121,11 +117,7 @@ def whole(small: SmallFrame) -> Frame:
 
 
 def method_of(name: bytes | bytearray) -> str:
-    """Returns the method of a call.
-
-    Raises:
-        ProtocolError: It is no name.
-    """
+    """Returns the method of a call, or raises ProtocolError."""
     try:
         return name.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
@@ -155,11 +147,7 @@ class Seals:
         return mac.digest()
 
     def check(self, seal: Chunk, *parts: Chunk) -> None:
-        """Checks the seal of the next frame.
-
-        Raises:
-            AuthenticationError: It is wrong.
-        """
+        """Checks the seal of the next frame, or raises AuthenticationError."""
         if not hmac.compare_digest(self.next(*parts), seal):
             raise AuthenticationError("a frame does not carry the seal of its connection")
 
@@ -208,11 +196,7 @@ def encode(
 
 
 def call_meta(method: str, timeout_s: float | None) -> tuple[int, bytes]:
-    """Returns kind and meta of a call.
-
-    Raises:
-        UnknownMethodError: No method has so long a name.
-    """
+    """Returns kind and meta of a call; raises UnknownMethodError if the name is too long."""
     if timeout_s is None:
         known = _metas.get(method)
         if known is not None:
@@ -256,12 +240,7 @@ class FrameReader:
     """
 
     def __init__(self, mapper: Mapper | None = None, seals: Seals | None = None) -> None:
-        """Makes a reader.
-
-        Args:
-            mapper: Maps regions; None where the carrier has none.
-            seals: Checks the seal of each frame.
-        """
+        """Makes a reader. `mapper` maps regions; None where the carrier has none."""
         self._mapper = mapper
         self._seals = seals
         self._memory = bytearray(_ROOM_BYTES)
@@ -294,10 +273,8 @@ class FrameReader:
     def filled(self, count: int) -> list[Frame]:
         """Takes `count` bytes in the room; returns complete frames.
 
-        Raises:
-            ProtocolError: The peer broke the protocol. Frames that came before are returned first;
-                the next call raises.
-            AuthenticationError: A seal is wrong; the same.
+        Raises ProtocolError if the peer broke the protocol, AuthenticationError for a wrong seal.
+        Frames that came before are returned first; the next call raises.
         """
         self.check()
         frames: list[Frame] = []
@@ -491,11 +468,6 @@ class _LongFrame:
         return taken
 
     def check_seal(self, seals: Seals) -> None:
-        """Checks the seal of this frame, which is the next one.
-
-        Raises:
-            AuthenticationError: It is wrong.
-        """
         seals.check(self._seal, self._head, memoryview(self._pickle))
 
     def frame(self) -> Frame:

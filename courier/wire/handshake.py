@@ -96,11 +96,7 @@ class Introduction(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> "Introduction":
-        """Reads one.
-
-        Raises:
-            ProtocolError: It is none.
-        """
+        """Reads one, or raises ProtocolError."""
         try:
             fields: dict[str, Any] = json.loads(data)
             lists = {key: tuple(fields.get(key, ())) for key in ("idempotent", "methods")}
@@ -125,26 +121,18 @@ class ClientHandshake:
     """The client's half."""
 
     def __init__(self, secret: Secret | None, server: bytes = NO_NAME) -> None:
-        """Begins a handshake.
-
-        Args:
-            secret: The program's.
-            server: The name of the wanted server; zeros for any.
-        """
+        """Begins a handshake with the server of this name; zeros for any."""
         self._secret = secret
         self._server = server
         self._nonce = os.urandom(_NONCE_BYTES)
 
     def hello(self) -> bytes:
-        """Returns the first message of the client, after the prefix."""
         return self._server + self._nonce
 
     def prove(self, welcome: bytes) -> tuple[bytes, Introduction, SessionKeys]:
         """Checks the server's welcome, after the length; returns the client's proof.
 
-        Raises:
-            AuthenticationError: The server does not hold the secret.
-            ProtocolError: This is no server of ours.
+        Raises AuthenticationError, or ProtocolError if this is no server of ours.
         """
         nonce, rest = welcome[:_NONCE_BYTES], welcome[_NONCE_BYTES:]
         proof, veiled = rest[:PROOF_BYTES], rest[PROOF_BYTES:]
@@ -184,27 +172,18 @@ class ServerHandshake:
         return LENGTH.pack(len(body)) + body
 
     def check(self, proof: bytes) -> SessionKeys:
-        """Checks the client's proof.
-
-        Raises:
-            AuthenticationError: The client does not hold the secret.
-        """
+        """Checks the client's proof, or raises AuthenticationError."""
         if not hmac.compare_digest(self._expected, proof):
             raise AuthenticationError("the client does not hold the secret")
         return _keys(self._key)
 
 
 def prefix(purpose: Purpose) -> bytes:
-    """Returns the first bytes of a connection."""
     return MAGIC + bytes((VERSION, purpose))
 
 
 def read_prefix(data: bytes) -> Purpose:
-    """Reads the first bytes of a connection.
-
-    Raises:
-        ProtocolError: They are of another protocol or version.
-    """
+    """Reads the first bytes of a connection; ProtocolError for other protocols or versions."""
     if not data.startswith(MAGIC) or len(data) != PREFIX_BYTES:
         raise ProtocolError("not a courier client")
     version, purpose = data[len(MAGIC) :]

@@ -33,18 +33,13 @@ def host_name() -> str:
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Returns process and user at the other end of a unix socket, as the kernel noted them.
-
-    Raises:
-        OSError: It does not tell.
-    """
+    """Returns process and user at the other end of a unix socket, as the kernel noted them."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process, user, _ = _CREDENTIALS.unpack(data)
     return process, user
 
 
 def is_own_user(sock: socket.socket) -> bool:
-    """Returns whether the peer of a unix socket runs as the same user."""
     try:
         return peer_of(sock)[1] == os.geteuid()
     except OSError:

@@ -87,7 +87,6 @@ def _find_held(name: str) -> Secret:
 
 
 def make_nonce() -> bytes:
-    """Returns random bytes for a single use."""
     return os.urandom(_NONCE_BYTES)
 
 
@@ -103,39 +102,25 @@ class SessionKey:
         self._key = hmac.digest(key, parts, "sha256")
 
     def prove(self) -> bytes:
-        """Returns the server's proof that it holds the secret."""
         return hmac.digest(self._key, b"courier.v1 server", "sha256")
 
     def seal_request(self, head: bytes) -> bytes:
-        """Returns the seal of a request's head."""
         return hmac.digest(self._key, b"courier.v1 request" + head, "sha256")
 
     def seal_reply(self, head: bytes) -> bytes:
-        """Returns the seal of a reply's head."""
         return hmac.digest(self._key, b"courier.v1 reply" + head, "sha256")
 
     def seal_service(self, direction: bytes, path: str, sequence: int, message: bytes) -> bytes:
-        """Returns the seal of a message of another gRPC service.
-
-        Args:
-            direction: `b"request"` or `b"reply"`.
-            path: The name of the method in gRPC: `/service/method`.
-            sequence: Of the request.
-            message: Its bytes.
-        """
+        """Seals a message of another gRPC service; `direction` is `b"request"` or `b"reply"`."""
         content = path.encode() + sequence.to_bytes(8, "big") + hashlib.sha256(message).digest()
         return hmac.digest(self._key, b"courier.v1 service " + direction + content, "sha256")
 
     def is_request(self, head: bytes, seal: bytes) -> bool:
-        """Returns whether the client of this session wrote this head."""
         return hmac.compare_digest(self.seal_request(head), seal)
 
 
 class SequenceWindow:
-    """Admits every sequence number once: the server's half of "at most once".
-
-    Not thread-safe.
-    """
+    """Admits every sequence number once: the server's half of "at most once". Not thread-safe."""
 
     __slots__ = ("_ahead", "_floor")
 

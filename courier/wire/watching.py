@@ -44,8 +44,7 @@ class Watcher(Protocol):
     def watch(self, descriptor: int, events: int, *, once: bool = False) -> None:
         """Sets the events to notice for a descriptor, from now on or once."""
 
-    def forget(self, descriptor: int) -> None:
-        """Stops watching it."""
+    def forget(self, descriptor: int) -> None: ...
 
     def poll(self, timeout_s: float | None) -> Events:
         """Waits; returns descriptors with their events, maybe none."""
@@ -58,12 +57,7 @@ class Watcher(Protocol):
 
 
 def make_watcher(spin: Spin | None = None) -> Watcher:
-    """Returns the best watcher that this system has.
-
-    Args:
-        spin: Decides whether `poll` spins for a moment before it sleeps, where there is epoll; None
-            is never.
-    """
+    """Returns the best watcher that this system has; with epoll, `spin` polls before it sleeps."""
     if hasattr(select, "epoll") and hasattr(os, "eventfd"):
         return EpollWatcher(spin)
     return PollWatcher()
