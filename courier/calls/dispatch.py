@@ -25,12 +25,10 @@ from courier.calls.outcomes import (
     Later,
     Outcome,
     Refusal,
-    Step,
     packed,
 )
-from courier.calls.tasks import GeneratorSteps, Tasks, answer
+from courier.calls.tasks import AsyncGeneratorItems, Tasks, answer
 from courier.errors import SerializationError
-from courier.threads.handler_pool import HandlerPool
 from courier.threads.locks import Lock
 from courier.values.annotations import signature_of
 from courier.values.parcel import Parcel, unpack
@@ -87,14 +85,10 @@ class _Generator(Items):
 
     def _step(self) -> Any:
         try:
-            item = next(self._iterator)
+            return self._give(next(self._iterator))
         except StopIteration:
             return End()
         except BaseException as error:  # noqa: BLE001 - the caller gets it, the server lives on
-            return Failure.of(error, skip_frames=1)
-        try:
-            return self._give(item)
-        except BaseException as error:  # noqa: BLE001 - as above
             return Failure.of(error, skip_frames=1)
 
     def close(self) -> None:
@@ -105,32 +99,8 @@ class _Generator(Items):
             _log.exception("a generator failed when its reader had left")
 
 
-class _AsyncGenerator(Items):
-    """The method is an async generator. Its steps hold no thread."""
-
-    is_async = True
-
-    def __init__(self, steps: GeneratorSteps) -> None:
-        self._steps = steps
-
-    def next_item(self) -> Item:
-        """Runs the generator up to its next item, and waits for that."""
-        step: Step[Item] = Step()
-        self._steps.ask(step)
-        return step.result()
-
-    def begin(self, handlers: HandlerPool, then: Callable[["Step[Any]"], object]) -> None:  # noqa: ARG002
-        """Takes one step, and calls back in the thread of the loop."""
-        step: Step[Item] = Step()
-        step.add_done_callback(then)
-        self._steps.ask(step)
-
-    def close(self) -> None:
-        self._steps.close()
-
-
-class _SerialGenerator(_AsyncGenerator):
-    """As `_AsyncGenerator`, but each step counts as a running handler."""
+class _SerialGenerator(AsyncGeneratorItems):
+    """One of which each step counts as a running handler."""
 
     is_async = False
     begin = Items.begin
@@ -293,8 +263,8 @@ class Dispatcher:
         give: Callable[[Any], Any],
     ) -> Any:
         if type(result) is types.AsyncGeneratorType:
-            steps = GeneratorSteps(result, context, give, self.tasks, call)
-            return _SerialGenerator(steps) if self._serial else _AsyncGenerator(steps)
+            kind = _SerialGenerator if self._serial else AsyncGeneratorItems
+            return kind(result, context, give, self.tasks, call)
         try:
             future = self.tasks.submit(answer(result, give, call), context, call)
         except BaseException:
@@ -302,8 +272,8 @@ class Dispatcher:
             raise
         future.add_done_callback(lambda _: result.close())  # the same, if it has not begun
         if self._serial:
-            return _answer_of(future)
-        return Later(future, _answer_of)
+            return _outcome_of(future)
+        return Later(future, _outcome_of)
 
     def _find(self, method: str) -> Callable[..., Any] | None:
         # No lock: reading a dict is atomic.
@@ -342,21 +312,19 @@ def describe_unknown(method: str, names: Sequence[str]) -> str:
     )
 
 
-def _answer_of(future: "concurrent.futures.Future[Any]") -> Answer:
-    error = future.exception()
-    return future.result() if error is None else Failure.of(error)
-
-
 def _give(result: Any) -> Given:
     return Given(unwrapped(result))
 
 
-def _outcome_of(future: "concurrent.futures.Future[Any]", give: Callable[[Any], Answer]) -> Answer:
+def _outcome_of(
+    future: "concurrent.futures.Future[Any]", give: Callable[[Any], Answer] | None = None
+) -> Answer:
+    """Returns the outcome that `give` makes of a result; without it, the result is one."""
     try:
         # Not raised here: it may belong to many futures, and would grow a traceback for each.
         error = future.exception()
         if error is None:
-            return give(future.result())
+            return future.result() if give is None else give(future.result())
     except BaseException as failure:  # noqa: BLE001 - the caller gets it, the server lives on
         error = failure
     return Failure.of(error, skip_frames=1)

@@ -14,8 +14,9 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from courier.calls.context import CallContext
-from courier.calls.outcomes import End, Failure, Step
+from courier.calls.outcomes import End, Failure, Item, Items, Step
 from courier.errors import CallCancelledError, ServerBusyError
+from courier.threads.handler_pool import HandlerPool
 from courier.threads.locks import Lock
 
 # Imported with the first async method, because most servers have none.
@@ -28,7 +29,6 @@ _log = logging.getLogger(__name__)
 _LOOK_S = 0.1
 #: Seconds that tasks have to clean up when they are cancelled at the end.
 _CLEANUP_S = 0.5
-_THREAD = "courier-loop"
 
 Future = concurrent.futures.Future
 
@@ -155,19 +155,25 @@ class Tasks:
 
     def _ready_loop(self) -> "asyncio.AbstractEventLoop":
         """Returns the loop, which runs or will run. Under the lock."""
-        if self._loop is None:
-            self._loop = _new_loop()
+        loop = self._made_loop()
         if self._thread is None and not self._is_driven:
             try:
-                self._start_thread(self._loop)
+                self._start_thread(loop)
             except RuntimeError as error:
                 raise ServerBusyError(
                     f"no thread can be started for async methods: {error}"
                 ) from None
+        return loop
+
+    def _made_loop(self) -> "asyncio.AbstractEventLoop":
+        if self._loop is None:
+            import asyncio
+
+            self._loop = asyncio.new_event_loop()
         return self._loop
 
     def _start_thread(self, loop: "asyncio.AbstractEventLoop") -> None:
-        thread = threading.Thread(target=self._work, args=(loop,), name=_THREAD, daemon=True)
+        thread = threading.Thread(target=self._work, args=(loop,), name="courier-loop", daemon=True)
         thread.start()
         self._thread = thread
 
@@ -185,9 +191,7 @@ class Tasks:
         with self._lock:
             if self._has_ended or self._is_driven:
                 raise RuntimeError("this event loop has ended, or runs something else")
-            if self._loop is None:
-                self._loop = _new_loop()
-            loop, thread, self._thread = self._loop, self._thread, None
+            loop, thread, self._thread = self._made_loop(), self._thread, None
             self._is_driven = True
         if thread is not None:
             loop.call_soon_threadsafe(loop.stop)
@@ -245,12 +249,6 @@ def _all_tasks(loop: "asyncio.AbstractEventLoop") -> "set[asyncio.Task[Any]]":
         return asyncio.all_tasks()
     thread.join()
     return found[0]
-
-
-def _new_loop() -> "asyncio.AbstractEventLoop":
-    import asyncio
-
-    return asyncio.new_event_loop()
 
 
 class _LoopTask:
@@ -331,8 +329,10 @@ async def answer(
         return Failure.of(error, skip_frames=1)
 
 
-class GeneratorSteps:
-    """An async generator that continues when it is asked to, all in one task."""
+class AsyncGeneratorItems(Items):
+    """An async generator that continues when it is asked to, in one task; holds no thread."""
+
+    is_async = True
 
     def __init__(
         self,
@@ -355,8 +355,18 @@ class GeneratorSteps:
         tasks.submit(self._run(), context, self._task).add_done_callback(self._end)
         call.on_end(self.close)
 
-    def ask(self, step: "Step[Any]") -> None:
-        """Asks for the next item, which goes to `step`."""
+    def next_item(self) -> Item:
+        step: Step[Item] = Step()
+        self._begin(step)
+        return step.result()
+
+    def begin(self, handlers: HandlerPool, then: Callable[["Step[Any]"], object]) -> None:  # noqa: ARG002
+        """Takes one step, and calls back in the thread of the loop."""
+        step: Step[Any] = Step()
+        step.add_done_callback(then)
+        self._begin(step)
+
+    def _begin(self, step: "Step[Any]") -> None:
         if not self._tasks.call_soon(self._ask, step):
             step.set_result(End())
 
@@ -390,7 +400,7 @@ class GeneratorSteps:
         import asyncio
 
         try:
-            item = await anext(self._generator)
+            return self._give(await anext(self._generator))
         except StopAsyncIteration:
             return End()
         except asyncio.CancelledError as error:
@@ -400,10 +410,6 @@ class GeneratorSteps:
         except BaseException as error:
             if is_own_end(error):
                 raise
-            return Failure.of(error, skip_frames=1)
-        try:
-            return self._give(item)
-        except BaseException as error:  # noqa: BLE001 - as above
             return Failure.of(error, skip_frames=1)
 
     def _end(self, done: "Future[Any]") -> None:

@@ -86,21 +86,17 @@ class Lane:
         """Sends a call, or has it wait for a connection; as `Route.submit`."""
         call = WireCall(self, method, arguments, timeout_s, is_shared=not blocking)
         link = self._link
-        if link is not None and link.refresh():
-            try:
+        try:
+            if link is not None and link.refresh():
                 call.send(link, at_once=blocking)
-            except BaseException:  # a Ctrl-C: the caller does not wait any more
-                call.cancel()
-                raise
-            if not blocking:
-                BACKGROUND_READER.attend(link, soon=False)
-        else:
-            require_running_clock()
-            try:
+                if not blocking:
+                    BACKGROUND_READER.attend(link, soon=False)
+            else:
+                require_running_clock()
                 self._wait_in_line(call)
-            except BaseException:  # as above
-                call.cancel()
-                raise
+        except BaseException:  # a Ctrl-C: the caller does not wait any more
+            call.cancel()
+            raise
         return call
 
     def hurry(self, call: WireCall) -> None:

@@ -300,7 +300,8 @@ class Link:
         """Sends all that waits to be sent; reads in the meantime if no other thread does."""
         try:
             while not self._channel.flush():
-                self._wait_until_it_takes_more()
+                # If another thread reads, it may leave at any time: look again soon.
+                poll_once(self.fileno(), WRITE | READ if self.read_now() else WRITE, _FULL_S)
                 if self._lost is not None:
                     return
         except BrokenError as error:
@@ -321,13 +322,6 @@ class Link:
         # to their end.
         if self.read_now():
             self.fail(f"the connection broke: {error}")
-
-    def _wait_until_it_takes_more(self) -> None:
-        if self.read_now():
-            poll_once(self.fileno(), WRITE | READ, _FULL_S)
-        else:
-            # The reading thread may leave at any time: look again soon.
-            poll_once(self.fileno(), WRITE, _FULL_S)
 
     # Waiting
 

@@ -9,7 +9,7 @@ import itertools
 import math
 import pickle
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from courier._timing import DEFAULT, Timing
@@ -83,10 +83,6 @@ class _PoolMember:
     def timeout_s(self) -> float:
         timeout_s = self._own.timeout_s
         return math.inf if timeout_s is None else timeout_s
-
-    def check_calling(self, method: str) -> None:
-        """Raises CallCancelledError if no call may begin here."""
-        self._own.check_calling(method)
 
     def weight(self, key: bytes) -> bytes:
         """Returns the weight of this server for a key: the greatest weight wins."""
@@ -306,14 +302,6 @@ class Pool(_PoolView, Generic[T]):
 
     # Calls
 
-    @contextlib.contextmanager
-    def _counted(self, member: _PoolMember) -> Iterator[None]:
-        self._count(member, 1)
-        try:
-            yield
-        finally:
-            self._count(member, -1)
-
     def _count(self, member: _PoolMember, change: int) -> None:
         """Notes that a call begins or ends."""
         with self._lock:
@@ -362,7 +350,7 @@ class PoolCall:
         if not self._has_begun:
             # Checked only here, in the thread and context of the caller: a call that began
             # continues.
-            member.check_calling(self.method)
+            member._own.check_calling(self.method)
             self._has_begun = True
         self._asked_at = time.monotonic()
         left_s = self._left_s(member)
@@ -421,13 +409,16 @@ class PoolCall:
                     continue
                 # The time before the call: another answer may come while this one is refused.
                 is_starting = member.is_starting
-                with self.pool._counted(member):
+                self.pool._count(member, 1)
+                try:
                     pending = self.ask(member, blocking=blocking)
                     yield pending
                     refusal = self.refusal(pending, member)
                     if refusal is None:
                         return member.connection.finish(pending)
                     refusals.append(refusal)
+                finally:
+                    self.pool._count(member, -1)
                 if self._key is not None and is_starting:
                     break
             yield self._pause_s(refusals)

@@ -3,11 +3,13 @@
 from collections.abc import AsyncIterator, Iterator
 from typing import TypeVar
 
+import grpc
 from google.protobuf.message import DecodeError, Message
 
 from courier._proto import courier_pb2 as pb
 from courier.errors import ProtocolError
 from courier.values.parcel import Parcel, ParcelAssembler, writable_copy
+from courier.wire.tls import TlsCredentials
 
 M = TypeVar("M", bound=Message)
 
@@ -25,9 +27,17 @@ COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def grpc_target(address: str) -> str:
+def open_channel(
+    address: str, tls: TlsCredentials | None, *options: tuple[str, int]
+) -> grpc.Channel:
+    """Returns a channel with a connection of its own to `host:port`."""
     # Without a scheme, gRPC would take some host names for one.
-    return f"dns:///{address}"
+    target = f"dns:///{address}"
+    options = (*COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1), *options)
+    if tls is None:
+        return grpc.insecure_channel(target, options=options)
+    credentials = grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
+    return grpc.secure_channel(target, credentials, options=options)
 
 
 def describe(parcel: Parcel) -> pb.Parcel:
@@ -67,19 +77,14 @@ def checked(parcel: Parcel, expected: pb.Parcel) -> Parcel:
     return parcel
 
 
-def is_inline(message: pb.Sealed, expected: pb.Parcel) -> bool:
-    return len(message.pickle) == expected.pickle_bytes and len(message.buffers) == len(
-        expected.buffer_bytes
-    )
-
-
 async def receive(message: pb.Sealed, expected: pb.Parcel, pieces: AsyncIterator[bytes]) -> Parcel:
     """Returns a parcel from its message or the `Piece` messages after it; not `checked`.
 
     The seal of the message is right. Takes only the pieces of this parcel; raises ProtocolError if
     there is more or less than was announced.
     """
-    if is_inline(message, expected):
+    buffers = len(message.buffers)
+    if len(message.pickle) == expected.pickle_bytes and buffers == len(expected.buffer_bytes):
         return _inside(message)
     assembler = ParcelAssembler(expected.pickle_bytes, expected.buffer_bytes)
     while not assembler.complete:

@@ -14,7 +14,7 @@ import grpc
 
 from courier.client.options import ClientOptions
 from courier.errors import ServerUnreachableError
-from courier.grpc._wire import COMMON_OPTIONS, PIECE_BYTES, SERVICE, grpc_target
+from courier.grpc._wire import PIECE_BYTES, SERVICE, open_channel
 
 #: Pieces that wait for the stream; with more, the engine's socket fills up, and the engine waits.
 _MAX_WAITING = 8
@@ -22,21 +22,9 @@ _MAX_WAITING = 8
 
 def open_stream(options: ClientOptions, timeout_s: float) -> socket.socket:
     """Returns a socket that leads to a server by a stream, or raises ServerUnreachableError."""
-    target = grpc_target(options.address)
-    keepalive = (
-        ("grpc.keepalive_time_ms", max(1000, round(options.keepalive_s * 500))),
-        ("grpc.keepalive_timeout_ms", max(1000, round(options.keepalive_s * 500))),
-        # Each stream has its own connection, and its own end.
-        ("grpc.use_local_subchannel_pool", 1),
-    )
-    channel_options = (*COMMON_OPTIONS, *keepalive)
-    if options.tls is None:
-        channel = grpc.insecure_channel(target, options=channel_options)
-    else:
-        credentials = grpc.ssl_channel_credentials(
-            options.tls.authority, options.tls.key, options.tls.certificate
-        )
-        channel = grpc.secure_channel(target, credentials, options=channel_options)
+    half_ms = max(1000, round(options.keepalive_s * 500))
+    keepalive = ("grpc.keepalive_time_ms", half_ms), ("grpc.keepalive_timeout_ms", half_ms)
+    channel = open_channel(options.address, options.tls, *keepalive)
     try:
         grpc.channel_ready_future(channel).result(timeout_s)
     except grpc.FutureTimeoutError:

@@ -263,17 +263,13 @@ class BatchedHandler:
     def _gather(self) -> list[_BatchedCall]:
         """Returns the next batch; empty if no caller waits any more. For the gathering thread."""
         with self._changed:
-            while self._waiting and (left := self._time_left()) > 0:
+            while self._waiting and (left := min(map(self._time_of, self._waiting.values()))) > 0:
                 self._changed.wait(left)
             batch = self._take() if self._waiting else []
             self._gathers = False
-            for group in self._waiting.values():
-                self._look_after(group)
-                break
+            if self._waiting:
+                self._look_after(next(iter(self._waiting.values())))
             return batch
-
-    def _time_left(self) -> float:
-        return min(map(self._time_of, self._waiting.values()))
 
     def _time_of(self, group: Sequence[_BatchedCall]) -> float:
         """Returns how long calls that fit together still wait for others."""

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from courier._timing import Timing
 from courier.calls.context import CallContext
@@ -65,16 +65,6 @@ _FULL_PAUSE_S = 0.01
 _log = logging.getLogger(__name__)
 
 Redirect = Callable[[socket.socket, bytes, str], None]
-
-
-class Pollable(Protocol):
-    """A descriptor of the poller."""
-
-    def fileno(self) -> int: ...
-
-    def on_event(self, events: int) -> None: ...
-
-    def hang_up(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -127,7 +117,7 @@ class ConnectionServer:
         self._is_closed = False
         # State of the poller:
         self._watcher = make_watcher(Spin())
-        self._watched: dict[int, Pollable] = {}
+        self._watched: dict[int, ServedConnection | UnprovenPeer | _Listener] = {}
         self._ready: collections.deque[tuple[int, int]] = collections.deque()
         self._work: collections.deque[_QueuedCall] = collections.deque()
         self._dirty: dict[ServedConnection, None] = {}
@@ -241,7 +231,7 @@ class ConnectionServer:
 
     # The descriptors of the poller
 
-    def _add(self, pollable: Pollable) -> None:
+    def _add(self, pollable: "UnprovenPeer | _Listener") -> None:
         descriptor = pollable.fileno()
         self._watched[descriptor] = pollable
         self._watcher.watch(descriptor, READ)

@@ -76,11 +76,13 @@ class _Clock:
                     timed.expire()
 
     def look(self) -> None:
+        """Makes the thread check whether any timer is left."""
         with self._changed:
             self._changed.notify()
 
 
 _clock = _Clock()
+look = _clock.look
 
 
 def require_running_clock() -> None:
@@ -101,8 +103,3 @@ def call_at(deadline: float, do: Callable[[], None]) -> None:
     """Calls a function that does not block, at a monotonic time."""
     task = _Timer(do)
     _clock.add(deadline, lambda: task)
-
-
-def look() -> None:
-    """Makes the thread check whether any timer is left."""
-    _clock.look()

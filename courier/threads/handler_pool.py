@@ -71,7 +71,8 @@ class HandlerPool:
     def try_submit(self, fn: Callable[[], R]) -> "concurrent.futures.Future[R] | None":
         """Runs `fn` in a thread of the pool; returns None if there is no room, nor a thread."""
         with self._changed:
-            if self._is_full():
+            running = len(self._busy) + len(self._lent_threads)
+            if running + len(self._tasks) >= self._size + self._queue_size:
                 return None
             future = self._put(fn)
             return future if self._stopped or not future.cancelled() else None
@@ -100,10 +101,6 @@ class HandlerPool:
 
     def _has_room(self) -> bool:
         return len(self._busy) + len(self._lent_threads) < self._size
-
-    def _is_full(self) -> bool:
-        running = len(self._busy) + len(self._lent_threads)
-        return running + len(self._tasks) >= self._size + self._queue_size
 
     def _put(self, fn: Callable[[], R]) -> "concurrent.futures.Future[R]":
         future: concurrent.futures.Future[R] = concurrent.futures.Future()

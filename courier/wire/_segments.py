@@ -13,6 +13,7 @@ a pool. While all are in use, because the receiver keeps its values, buffers go 
 import contextlib
 import ctypes
 import fcntl
+import functools
 import itertools
 import mmap
 import os
@@ -234,7 +235,7 @@ class SegmentMap:
         if memory is None or len(memory) < region.size:
             raise ProtocolError("a segment that was never sent")
         lease = (ctypes.c_char * len(memory)).from_buffer(memory)
-        self._leases[region.number] = weakref.ref(lease, _giver_back(memory))
+        self._leases[region.number] = weakref.ref(lease, functools.partial(_give_back, memory))
         return memoryview(lease).cast("B")
 
     def _open(self, region: Region, flags: int) -> mmap.mmap:
@@ -265,8 +266,5 @@ class SegmentMap:
         self._leases.clear()
 
 
-def _giver_back(memory: mmap.mmap) -> Callable[[object], None]:
-    def give_back(_: object) -> None:
-        memory[0] = 0
-
-    return give_back
+def _give_back(memory: mmap.mmap, _: object) -> None:
+    memory[0] = 0

@@ -182,7 +182,7 @@ def encode(
     for buffer, place in zip(buffers, places, strict=True):
         if place is None:
             parts.append(_PAIR.pack(len(buffer), 0))
-            inline.append(_plain(buffer))
+            inline.append(memoryview(buffer).cast("B"))
         else:
             parts.append(_PAIR.pack(len(buffer), place[0] << _OFFSET_BITS | place[1]))
     head = b"".join(parts)
@@ -222,10 +222,6 @@ def encode_small(
     """Returns a frame without buffers in one piece, as most frames are."""
     frame = pack_header(kind, 0, len(meta), 0, call, len(data)) + meta + data
     return frame if seals is None else frame + seals.next(frame)
-
-
-def _plain(buffer: WritableBuffer) -> memoryview:
-    return memoryview(buffer).cast("B")
 
 
 #: Returns the memory of the regions of a frame, in their order.
@@ -286,8 +282,9 @@ class FrameReader:
             self._failure = error
             self._long = None
             self._start = self._end = 0
-        self.room = self._view[self._end :] if self._long is None else self._long.room()
-        self._is_clear = not (self._end or self._long or self._seals or self._failure)
+        long = self._long
+        self.room = self._view[self._end :] if long is None or long.room is None else long.room
+        self._is_clear = not (self._end or long or self._seals or self._failure)
         return frames
 
     def check(self) -> None:
@@ -300,10 +297,11 @@ class FrameReader:
         if long is None:
             self._end += count
         else:
-            if not long.filled(count):
+            long.filled(count)
+            if long.room is not None:
                 return
             self._long = None
-            frames.append(self._finish(long))
+            frames.append(long.frame(self._seals))
         start, end = self._start, self._end
         view = self._view
         seals = self._seals
@@ -378,16 +376,11 @@ class FrameReader:
         long = _LongFrame(head, sealed=self._seals is not None, mapper=self._mapper)
         taken = long.take(self._view[self._start : self._end])
         self._start += taken
-        if long.complete:
-            return self._finish(long)
+        if long.room is None:
+            return long.frame(self._seals)
         self._long = long
         self._start = self._end = 0
         return None
-
-    def _finish(self, long: "_LongFrame") -> Frame:
-        if self._seals is not None:
-            long.check_seal(self._seals)
-        return long.frame()
 
 
 class _LongFrame:
@@ -413,7 +406,8 @@ class _LongFrame:
         self._seal = bytearray(_SEAL_BYTES if sealed else 0)
         self._inline: list[WritableBuffer] = []
         self._open = self._make_parts(pickle_bytes, inline)
-        self._room = next(self._open, None)
+        #: The memory for the next bytes; None if all have come.
+        self.room = next(self._open, None)
 
     def _make_parts(self, pickle_bytes: int, inline: Sequence[int]) -> Iterator[memoryview]:
         """Makes each part when its turn comes, so that announced bytes take no memory."""
@@ -443,41 +437,27 @@ class _LongFrame:
                 if offset + size > self._regions[index - 1].size:
                     raise ProtocolError("a buffer beyond the end of its region")
 
-    @property
-    def complete(self) -> bool:
-        return self._room is None
-
-    def room(self) -> memoryview:
-        assert self._room is not None
-        return self._room
-
-    def filled(self, count: int) -> bool:
-        """Takes bytes in the room; returns whether all have come."""
-        assert self._room is not None
-        self._room = self._room[count:] if count < len(self._room) else next(self._open, None)
-        return self._room is None
+    def filled(self, count: int) -> None:
+        """Takes bytes in the room."""
+        assert self.room is not None
+        self.room = self.room[count:] if count < len(self.room) else next(self._open, None)
 
     def take(self, view: memoryview) -> int:
         """Copies bytes that came with the head; returns how many belong to this frame."""
         taken = 0
-        while taken < len(view) and self._room is not None:
-            count = min(len(self._room), len(view) - taken)
-            self._room[:count] = view[taken : taken + count]
+        while taken < len(view) and self.room is not None:
+            count = min(len(self.room), len(view) - taken)
+            self.room[:count] = view[taken : taken + count]
             taken += count
             self.filled(count)
         return taken
 
-    def check_seal(self, seals: Seals) -> None:
-        seals.check(self._seal, self._head, memoryview(self._pickle))
-
-    def frame(self) -> Frame:
+    def frame(self, seals: Seals | None) -> Frame:
+        """Returns it; raises AuthenticationError if its seal is not the next one."""
+        if seals is not None:
+            seals.check(self._seal, self._head, memoryview(self._pickle))
         inline = iter(self._inline)
-        if not self._regions:
-            return Frame(
-                self._kind, self._call, self._meta, Parcel(memoryview(self._pickle), self._inline)
-            )
-        assert self._mapper is not None
-        memories = self._mapper(self._regions)
+        memories = self._mapper(self._regions) if self._mapper and self._regions else ()
         buffers: list[WritableBuffer] = []
         for size, where in self._places:
             if where:

@@ -67,12 +67,8 @@ class TlsCredentials:
         return self._context(server=True)
 
     def _context(self, *, server: bool) -> "ssl.SSLContext":
-        context = self._contexts.get(server)
-        if context is None:  # two threads may both make one
-            context = self._contexts[server] = self._make_context(server=server)
-        return context
-
-    def _make_context(self, *, server: bool) -> "ssl.SSLContext":
+        if server in self._contexts:
+            return self._contexts[server]
         import ssl
 
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
@@ -87,6 +83,7 @@ class TlsCredentials:
         if server:
             # Each connection is meant to last, and tickets would be sent while no thread reads.
             context.num_tickets = 0
+        self._contexts[server] = context  # two threads may both make one
         return context
 
     def __repr__(self) -> str:

@@ -7,7 +7,6 @@ import contextlib
 import os
 import select
 from collections.abc import Callable
-from typing import Protocol
 
 from courier.threads.locks import Lock
 from courier.wire.spinning import Events, Spin
@@ -38,33 +37,11 @@ def poll_of(descriptor: int) -> Callable[[float], Events]:
     return poll.poll
 
 
-class Watcher(Protocol):
-    """Watches descriptors. Only `poll` is for one thread."""
-
-    def watch(self, descriptor: int, events: int, *, once: bool = False) -> None:
-        """Sets the events to notice for a descriptor, from now on or once."""
-
-    def forget(self, descriptor: int) -> None: ...
-
-    def poll(self, timeout_s: float | None) -> Events:
-        """Waits; returns descriptors with their events, maybe none."""
-
-    def wake(self) -> None:
-        """Makes `poll` return. Safe in finalisers and signal handlers."""
-
-    def close(self) -> None:
-        """Closes it; it must not be used any more."""
-
-
-def make_watcher(spin: Spin | None = None) -> Watcher:
-    """Returns the best watcher that this system has; with epoll, `spin` polls before it sleeps."""
-    if hasattr(select, "epoll") and hasattr(os, "eventfd"):
-        return EpollWatcher(spin)
-    return PollWatcher()
-
-
 class EpollWatcher:
-    """On Linux: the time of a system call does not depend on the number of descriptors."""
+    """Watches descriptors on Linux. Only `poll` is for one thread.
+
+    The time of a system call does not depend on the number of descriptors.
+    """
 
     def __init__(self, spin: Spin | None) -> None:
         self._spin = spin
@@ -74,6 +51,7 @@ class EpollWatcher:
         self._poll = self._epoll.poll
 
     def watch(self, descriptor: int, events: int, *, once: bool = False) -> None:
+        """Sets the events to notice for a descriptor, from now on or once."""
         wanted = events | (select.EPOLLONESHOT if once else 0)
         # The descriptor, or the watcher, was closed meanwhile.
         with contextlib.suppress(OSError, ValueError):
@@ -87,6 +65,7 @@ class EpollWatcher:
             self._epoll.unregister(descriptor)
 
     def poll(self, timeout_s: float | None) -> Events:
+        """Waits; returns descriptors with their events, maybe none."""
         found = self._spin.look(self._poll) if self._spin is not None else None
         events = found or self._poll(timeout_s)
         for event in events:
@@ -98,6 +77,7 @@ class EpollWatcher:
         return events
 
     def wake(self) -> None:
+        """Makes `poll` return. Safe in finalisers and signal handlers."""
         with contextlib.suppress(OSError):
             os.eventfd_write(self._alarm, 1)
 
@@ -107,7 +87,7 @@ class EpollWatcher:
 
 
 class PollWatcher:
-    """On other systems."""
+    """The same on other systems."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -156,3 +136,13 @@ class PollWatcher:
     def close(self) -> None:
         os.close(self._alarm)
         os.close(self._bell)
+
+
+Watcher = EpollWatcher | PollWatcher
+
+
+def make_watcher(spin: Spin | None = None) -> Watcher:
+    """Returns the best watcher that this system has; with epoll, `spin` polls before it sleeps."""
+    if hasattr(select, "epoll") and hasattr(os, "eventfd"):
+        return EpollWatcher(spin)
+    return PollWatcher()
