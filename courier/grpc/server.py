@@ -52,11 +52,10 @@ from courier.grpc._wire import (
 from courier.server.host import ConnectionServer
 from courier.server.relay import GrpcRelay
 from courier.server.unproven import Way
-from courier.threads.handler_pool import HandlerPool
 from courier.values.parcel import Parcel
 from courier.values.texts import shortened
 from courier.wire.place import ABSTRACT
-from courier.wire.secret import Secret, SessionKey
+from courier.wire.secret import SessionKey
 from courier.wire.tls import TlsCredentials
 
 #: Seconds that an announced reply waits for its client to fetch it.
@@ -114,24 +113,19 @@ class FrontDoor:
     """Speaks gRPC. For the thread that runs its event loop. Started and stopped once."""
 
     def __init__(
-        self,
-        dispatcher: Dispatcher,
-        handlers: HandlerPool,
-        secret: Secret | None,
-        tls: TlsCredentials | None,
-        engine: ConnectionServer,
-        relay: GrpcRelay,
+        self, engine: ConnectionServer, relay: GrpcRelay, tls: TlsCredentials | None
     ) -> None:
         """Listens inside of this process, where `relay` connects; serves from `start` on.
 
         `engine` accepts the streams of our own clients.
         """
-        self._dispatcher = dispatcher
-        self._handlers = handlers
+        self._dispatcher = engine.dispatcher
+        self._handlers = engine.handlers
         self._engine = engine
         self._relay = relay
         self._loop = asyncio.get_running_loop()
-        self._sessions = Sessions(secret, is_protected=secret is not None or tls is not None)
+        is_protected = engine.secret is not None or tls is not None
+        self._sessions = Sessions(engine.secret, is_protected=is_protected)
         self._parked: dict[bytes, _Parked] = {}
         #: Calls whose answers are not sent yet.
         self._open: set[Any] = set()
@@ -141,7 +135,7 @@ class FrontDoor:
         self._health = health.aio.HealthServicer()
         # Kept, because a grpc server without a reference shuts down silently.
         self._server = grpc.aio.server(options=_OPTIONS)
-        services = _Services(dispatcher, self._serve_other)
+        services = _Services(self._dispatcher, self._serve_other)
         self._server.add_generic_rpc_handlers((self._service(), services))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._bind(tls)

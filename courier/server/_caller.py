@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from courier.calls.context import CallContext
@@ -31,21 +32,23 @@ class Runner(Protocol):
 
     handlers: HandlerPool
 
-    def run(
-        self,
-        caller: "ServedConnection",
-        number: int,
-        call: CallContext,
-        arguments: Parcel,
-        *,
-        is_alone: bool = False,
-    ) -> None: ...
+    def run(self, received: "ReceivedCall", *, is_alone: bool = False) -> None: ...
 
     def run_step(self, step: Callable[[], None]) -> None: ...
 
     def watch(self, caller: "ServedConnection", events: int) -> None: ...
 
     def forget(self, caller: "ServedConnection") -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class ReceivedCall:
+    """A call that waits for its turn, or runs."""
+
+    caller: "ServedConnection"
+    number: int
+    call: CallContext
+    arguments: Parcel
 
 
 class ServedConnection:
@@ -85,7 +88,8 @@ class ServedConnection:
                 if isinstance(came, tuple) and came[0] == _CALL and not carrier.hides_arrivals:
                     _, number, meta, arguments = came
                     call = self._calls[number] = CallContext(method_of(meta), self.peer, None)
-                    self._host.run(self, number, call, Parcel(arguments), is_alone=True)
+                    received = ReceivedCall(self, number, call, Parcel(arguments))
+                    self._host.run(received, is_alone=True)
                     return  # if the method took long, another thread reads by now
                 if came is None:
                     self.hang_up()
@@ -105,7 +109,7 @@ class ServedConnection:
         if kind in _CALLS:
             method, timeout_s = frame.method()
             call = self._calls[number] = CallContext(method, self.peer, timeout_s)
-            self._host.run(self, number, call, frame.parcel)
+            self._host.run(ReceivedCall(self, number, call, frame.parcel))
         elif kind == Kind.CANCEL:
             with self._lock:
                 cancelled = self._calls.pop(number, None)

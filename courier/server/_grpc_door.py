@@ -12,10 +12,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from courier.calls.dispatch import Dispatcher
-from courier.threads.handler_pool import HandlerPool
 from courier.threads.locks import Lock
-from courier.wire.secret import Secret
 from courier.wire.tls import TlsCredentials
 
 if TYPE_CHECKING:
@@ -41,18 +38,9 @@ _log = logging.getLogger(__name__)
 class GrpcDoor:
     """Starts a gRPC server when one is needed. Thread-safe."""
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        handlers: HandlerPool,
-        secret: Secret | None,
-        tls: TlsCredentials | None,
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._handlers = handlers
-        self._secret = secret
+    def __init__(self, tls: TlsCredentials | None) -> None:
         self._tls = tls
-        #: Accepts the streams of our own clients inside of gRPC.
+        #: Accepts the streams of our own clients inside of gRPC. Set before the first connection.
         self.engine: ConnectionServer | None = None
         self._lock = Lock()
         #: The loop, its thread and its server, from the first connection on.
@@ -145,14 +133,7 @@ class GrpcDoor:
             from courier.grpc.server import FrontDoor  # loads grpc for the first gRPC client
 
             try:
-                return FrontDoor(
-                    self._dispatcher,
-                    self._handlers,
-                    self._secret,
-                    self._tls,
-                    self.engine,
-                    self._relay,
-                )
+                return FrontDoor(self.engine, self._relay, self._tls)
             except OSError as error:  # no descriptor is left, or no folder is writable
                 _log.warning("a courier server cannot speak gRPC yet: %s", error)
                 return None

@@ -16,15 +16,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
 from courier._timing import Timing
-from courier.calls.context import CallContext
 from courier.calls.dispatch import FAST_S, VERY_FAST_S, Dispatcher, MethodCosts
 from courier.calls.outcomes import BUSY, STOPPING, Kind, Refusal
-from courier.server._caller import ServedConnection
+from courier.server._caller import ReceivedCall, ServedConnection
 from courier.server._switch_interval import SWITCH_INTERVAL
 from courier.server.unproven import PATIENCE_S, UnprovenPeer, Way
 from courier.threads.forks import survive
@@ -67,14 +65,6 @@ _log = logging.getLogger(__name__)
 Redirect = Callable[[socket.socket, bytes, str], None]
 
 
-@dataclass(slots=True, eq=False)
-class _QueuedCall:
-    caller: ServedConnection
-    number: int
-    call: CallContext
-    arguments: Parcel
-
-
 class ConnectionServer:
     """Serves a dispatcher to all peers that prove themselves. Started and stopped once."""
 
@@ -96,7 +86,7 @@ class ConnectionServer:
         `listener` is bound and listens, and becomes the host's; `redirect` takes over connections
         that do not speak our protocol.
         """
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
         self.handlers = handlers
         self.secret = secret
         self.tls_context = tls_context
@@ -119,7 +109,7 @@ class ConnectionServer:
         self._watcher = make_watcher(Spin())
         self._watched: dict[int, ServedConnection | UnprovenPeer | _Listener] = {}
         self._ready: collections.deque[tuple[int, int]] = collections.deque()
-        self._work: collections.deque[_QueuedCall] = collections.deque()
+        self._work: collections.deque[ReceivedCall] = collections.deque()
         self._dirty: dict[ServedConnection, None] = {}
         self._poller: threading.Thread | None = None
         #: When the call that the poller runs began; 0.0 while it runs none.
@@ -147,8 +137,8 @@ class ConnectionServer:
             self._name,
             host_name() if self._local is not None else "",
             self._local_name,
-            tuple(self._dispatcher.idempotent_names()),
-            tuple(self._dispatcher.listed_names()),
+            tuple(self.dispatcher.idempotent_names()),
+            tuple(self.dispatcher.listed_names()),
         )
 
     def admit(
@@ -252,35 +242,26 @@ class ConnectionServer:
 
     # Calls
 
-    def run(
-        self,
-        caller: ServedConnection,
-        number: int,
-        call: CallContext,
-        arguments: Parcel,
-        *,
-        is_alone: bool = False,
-    ) -> None:
+    def run(self, received: ReceivedCall, *, is_alone: bool = False) -> None:
         """Runs a call and sends its answer. For the poller.
 
         `is_alone`: it has nothing more to do before it checks that it still is the poller.
         """
+        call = received.call
         if self._stopping:
-            caller.answer(number, call, STOPPING, at_once=True)
-            return
-        work = _QueuedCall(caller, number, call, arguments)
-        if self._costs.of(call.method) >= FAST_S:
-            self._run_aside(work)
+            received.caller.answer(received.number, call, STOPPING, at_once=True)
+        elif self._costs.of(call.method) >= FAST_S:
+            self._run_aside(received)
         elif is_alone and not self._work:
-            self._run_here(work)
+            self._run_here(received)
         else:
-            self._work.append(work)
+            self._work.append(received)
 
-    def _run_aside(self, work: _QueuedCall) -> None:
+    def _run_aside(self, work: ReceivedCall) -> None:
         if self.handlers.try_submit(lambda: self._run_in_pool(work)) is None:
             work.caller.answer(work.number, work.call, BUSY, at_once=True)
 
-    def _run_in_pool(self, work: _QueuedCall) -> None:
+    def _run_in_pool(self, work: ReceivedCall) -> None:
         call, caller = work.call, work.caller
         try:
             if call.cancelled:
@@ -288,7 +269,7 @@ class ConnectionServer:
                 caller.answer(work.number, call, cancelled, at_once=True)
                 return
             began = perf_counter()
-            outcome = self._dispatcher.run(call.method, work.arguments, call)
+            outcome = self.dispatcher.run(call.method, work.arguments, call)
             # Freed before the answer is sent: the client may then reuse memory that it lent us.
             work.arguments = _NOTHING
             caller.answer(work.number, call, outcome, at_once=True)
@@ -358,7 +339,7 @@ class ConnectionServer:
         for caller in dirty:
             caller.flush()
 
-    def _run_here(self, work: _QueuedCall) -> None:
+    def _run_here(self, work: ReceivedCall) -> None:
         """Runs a method by the poller itself, unless the threads of the pool are all taken."""
         handlers = self.handlers
         if not handlers.enter():
@@ -370,7 +351,7 @@ class ConnectionServer:
         if self._watch_sleeps:
             self._wake_watch()
         try:
-            outcome = self._dispatcher.run(call.method, work.arguments, call)
+            outcome = self.dispatcher.run(call.method, work.arguments, call)
             work.arguments = _NOTHING  # as in `_run_in_pool`
             with self._turn:
                 mine = self._poller is me

@@ -156,7 +156,7 @@ class Server:
         self._stage = _ServerStage.NEW
         self._listener: socket.socket | None = None
         self._host: ConnectionServer | None = None
-        self._grpc: GrpcDoor | None = None
+        self._grpc = GrpcDoor(tls)
         #: Calls from this process, which use no socket.
         self._local_calls: set[LocalCall] = set()
         self._stopped = Event()
@@ -217,7 +217,6 @@ class Server:
             if self._stage is not _ServerStage.NEW:
                 raise ServerStateError(f"the server is already {self._stage.value}")
             listener = self._listen()
-            self._grpc = GrpcDoor(self.dispatcher, self.handlers, self.secret, self._tls)
             self._host = ConnectionServer(
                 self.dispatcher,
                 self.handlers,
@@ -285,7 +284,6 @@ class Server:
 
     def _stop(self, grace_s: float) -> list[str]:
         assert self._host is not None
-        assert self._grpc is not None
         withdraw(self.address, self)
         give_up_at = time.monotonic() + grace_s
         self._host.begin_stop()
@@ -307,13 +305,8 @@ class Server:
 
     def _is_idle(self) -> bool:
         assert self._host is not None
-        assert self._grpc is not None
-        return (
-            self.handlers.is_idle
-            and self._host.is_idle
-            and not self._local_calls
-            and self._grpc.is_idle
-        )
+        runs_none = self.handlers.is_idle and self._host.is_idle and not self._local_calls
+        return runs_none and self._grpc.is_idle
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Waits until the server was stopped; returns whether it was.
@@ -331,7 +324,7 @@ class Server:
         Raises:
             ServerStateError: It does not serve.
         """
-        if self._stage is not _ServerStage.STARTED or self._host is None or self._grpc is None:
+        if self._stage is not _ServerStage.STARTED or self._host is None:
             raise ServerStateError(f"the server is {self._stage.value}")
         self._host.is_healthy = healthy
         self._grpc.set_healthy(healthy)
@@ -340,8 +333,7 @@ class Server:
         # It counts as stopped: the parent serves.
         self._lock = Lock()
         self._stopped = Event()
-        if self._grpc is not None:
-            self._grpc.survive_fork()
+        self._grpc.survive_fork()
         if self._stage is not _ServerStage.NEW:
             self._stage = _ServerStage.STOPPED
             self._stopped.set()

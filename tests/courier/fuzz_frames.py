@@ -23,14 +23,13 @@ import atheris
 with atheris.instrument_imports(include=["courier"]):
     import courier
     from courier.calls import outcomes
-    from courier.calls.context import CallContext
     from courier.calls.outcomes import End, Items, Kind, Refusal, Value
     from courier.client._background_reader import BACKGROUND_READER
     from courier.client._calls import WireCall
     from courier.client._lane import Lane
     from courier.client._link import Link
     from courier.client.options import ClientOptions
-    from courier.server._caller import ServedConnection
+    from courier.server._caller import ReceivedCall, ServedConnection
     from courier.server.unproven import UnprovenPeer, Way
     from courier.threads.handler_pool import HandlerPool
     from courier.values.parcel import Parcel
@@ -169,18 +168,13 @@ class Reception:
     def watch(self, caller: ServedConnection, events: int) -> None:
         pass
 
-    def run(
-        self,
-        caller: ServedConnection,
-        number: int,
-        call: CallContext,
-        arguments: Parcel,
-        *,
-        is_alone: bool = False,
-    ) -> None:
+    def run(self, received: ReceivedCall, *, is_alone: bool = False) -> None:
+        caller, number, call = received.caller, received.number, received.call
         call.time_remaining()
         if call.method == "value":
-            caller.answer(number, call, Value(Parcel(bytes(arguments.pickle))), at_once=True)
+            caller.answer(
+                number, call, Value(Parcel(bytes(received.arguments.pickle))), at_once=True
+            )
         elif call.method == "items":
             caller.answer(number, call, _items(), at_once=True)
         elif call.method != "later":
