@@ -118,9 +118,9 @@ def move(client: object, address: str) -> None:
     Example:
         lowlevel.move(client, "10.0.0.7:4711")
     """
-    route = connection_of(client).route
+    lane = connection_of(client).lane
     split_address(address)
-    route.move(address)
+    lane.move(address)
 
 
 def reconnect(client: object) -> None:
@@ -139,7 +139,7 @@ def reconnect(client: object) -> None:
     Example:
         lowlevel.reconnect(client)  # the machine of its server is known to be gone
     """
-    connection_of(client).route.move(None)
+    connection_of(client).lane.move(None)
 
 
 def stop_waiting(client: object) -> None:
@@ -151,7 +151,7 @@ def stop_waiting(client: object) -> None:
     Example:
         lowlevel.stop_waiting(client)  # its server does not come back
     """
-    connection_of(client).route.stop_waiting()
+    connection_of(client).lane.stop_waiting()
 
 
 def stop_calling(client: object) -> None:
@@ -230,7 +230,7 @@ def awaited_call(frame: FrameType) -> AwaitedCall | None:
         connection, method = future._connection, future._method
     else:
         return None
-    options = connection.route.options
+    options = connection.lane.options
     is_limited |= connection.timeout_s is not None or values.get("timeout") is not None
     return AwaitedCall(
         options.name or options.address, method, connection.where(method), is_limited

@@ -1,5 +1,9 @@
-"""A client's lane to one address: connects, reconnects, and sends calls again that may be."""
+"""A client's lane to its server: inside this process, if it is here; else over connections.
 
+Connects, reconnects, and sends calls again that may be.
+"""
+
+import functools
 import os
 import threading
 import time
@@ -12,6 +16,7 @@ from courier.client._background_reader import BACKGROUND_READER
 from courier.client._calls import WireCall
 from courier.client._dialing import SpeechlessError, dial
 from courier.client._link import Link, seconds_until
+from courier.client.local import SERVERS, InProcess, LocalCall, server_at
 from courier.client.options import ClientOptions
 from courier.errors import (
     CallCancelledError,
@@ -23,7 +28,7 @@ from courier.errors import (
 from courier.threads.clock import require_running_clock
 from courier.threads.forks import survive
 from courier.threads.locks import Event, RLock
-from courier.values.parcel import Parcel
+from courier.values.parcel import Parcel, compressed, pack, unpack, unshared
 
 #: Pauses between attempts to connect: short, because refused attempts are cheap and a node that
 #: restarts is back in milliseconds; longer for a server that stays away.
@@ -42,18 +47,24 @@ os.register_at_fork(after_in_child=_dialling.clear)
 
 
 class Lane:
-    """Connections to a server in another process, and the calls that wait for one. Thread-safe."""
+    """Carries the calls of a client, and of its copies with other timeouts. Thread-safe."""
 
     def __init__(self, options: ClientOptions) -> None:
         self.options = options
         #: Methods that the server listed last; None if it has listed none.
         self.methods: frozenset[str] | None = None
+        #: Whether calls fail, instead of waiting, where no server answers, as `stop_waiting` asks.
+        self.stopped_waiting = False
+        #: Lanes to the same server with other options; they follow this one when it moves.
+        self._derived: weakref.WeakSet[Lane] = weakref.WeakSet()
         self._closed = False
         self._start_anew()
         survive(self)
 
     def _start_anew(self) -> None:
         self._lock = RLock()
+        #: Those inside this process.
+        self._calls: weakref.WeakSet[LocalCall] = weakref.WeakSet()
         self._link: Link | None = None
         #: That one, and closing ones with calls that are still open.
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
@@ -62,6 +73,53 @@ class Lane:
         #: Wakes the dialling thread from its pause. A thread that finds another's event here dials
         #: an old address; it may not know for seconds, and is not awaited.
         self._dialler: Event | None = None
+
+    def derive(self, **changes: Any) -> "Lane":
+        """Returns a lane with other options to the same server, also after moves."""
+        with self._lock:
+            if self.stopped_waiting:
+                changes["wait_for_ready"] = False
+            derived = Lane(self.options._replace(**changes))
+            self._derived.add(derived)
+            return derived
+
+    def listed_methods(self) -> frozenset[str]:
+        """Returns the methods that the server listed last; empty if none. They may have changed."""
+        if self.methods is None and (server := server_at(self.options)) is not None:
+            self.methods = frozenset(server.dispatcher.listed_names()) or None
+        return self.methods or frozenset()
+
+    def submit(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout_s: float | None,
+        *,
+        blocking: bool,
+    ) -> PendingCall:
+        """Sends a call; `blocking`: the caller waits at once. May raise SerializationError."""
+        while SERVERS and not self._closed:
+            options = self.options
+            server = server_at(options)
+            if server is None or server.in_process is InProcess.WIRE:
+                break
+            call = LocalCall(options.where, server, method, timeout_s)
+            with self._lock:
+                if self.options.address != options.address:
+                    continue  # moved meanwhile
+                self._calls.add(call)
+            if call.begin(args, kwargs, blocking=blocking):
+                return call
+            break
+        return self.send(method, pack((args, kwargs)), timeout_s, blocking=blocking)
+
+    def forward(self, method: str, arguments: Parcel, timeout_s: float | None) -> PendingCall:
+        """As `submit`, with packed arguments, for a caller that does not wait."""
+        if server_at(self.options) is not None:
+            args, kwargs = unpack(unshared(arguments))
+            return self.submit(method, args, kwargs, timeout_s, blocking=False)
+        return self.send(method, arguments, timeout_s, blocking=False)
 
     def ask(self, method: str, arguments: Parcel) -> Parcel | PendingCall:
         """Sends a call for a caller that waits at once and for ever; the quickest way.
@@ -83,7 +141,9 @@ class Lane:
     def send(
         self, method: str, arguments: Parcel, timeout_s: float | None, *, blocking: bool
     ) -> PendingCall:
-        """Sends a call, or has it wait for a connection; as `Route.submit`."""
+        """Sends a call, or has it wait for a connection; as `submit`."""
+        if self.options.compress:
+            arguments = compressed(arguments)
         call = WireCall(self, method, arguments, timeout_s, is_shared=not blocking)
         link = self._link
         try:
@@ -301,36 +361,61 @@ class Lane:
     def open_futures(self) -> list[PendingCall]:
         """Returns the calls in flight for which no thread waits."""
         with self._lock:
-            calls = list(self._unsent)
-            links = list(self._links)
+            calls: list[PendingCall] = [*self._unsent, *self._calls]
+            links, derived = list(self._links), list(self._derived)
         for link in links:
             calls += [each for each in link.exchanges() if isinstance(each, WireCall)]
-        return [call for call in calls if call.is_shared and not call.is_settled]
+        calls = [call for call in calls if call.is_shared and not call.is_settled]
+        for each in derived:
+            calls += each.open_futures()
+        return calls
 
     def stop_waiting(self) -> None:
         """Makes calls fail from now on with ServerUnreachableError where no server answers."""
         with self._lock:
+            self.stopped_waiting = True
             self.options = self.options._replace(wait_for_ready=False)
             waiting, self._unsent = self._unsent, []
             if self._dialler is not None:
                 self._dialler.set()
+            derived = list(self._derived)
         error = ServerUnreachableError(f"{self.options.where}: no server answers any more")
         self._fail_all(waiting, error)
+        for each in derived:
+            each.stop_waiting()
 
-    def leave_for(self, address: str) -> Callable[[], None]:
-        """Sends calls to another address from now on, also those that wait for a server.
+    def move(self, address: str | None) -> None:
+        """Sends calls to another address from now on, also waiting ones.
 
-        Returns a function that closes the connection, whose calls raise ServerLostError. Call it
-        without locks, because their callers may call again.
+        None stays at the present address. Closes the connection: its calls raise ServerLostError.
         """
+        # Without locks, because callers whose calls end here may call again.
+        for finish in self._move(address):
+            finish()
+
+    def _move(self, address: str | None) -> list[Callable[[], object]]:
+        # All under the lock, so that of two concurrent moves the same one wins everywhere.
         with self._lock:
-            left = self.options.address
-            self.options = self.options._replace(address=address)
-            self.methods = None
-            links = self._take_links()
-            if self._dialler is not None:
-                self._dialler.set()
-                self._dialler = None
+            finishes: list[Callable[[], object]] = []
+            target = address or self.options.address
+            if address is None or target != self.options.address:
+                reason = f"the server moved to {target}"
+                finishes += [functools.partial(call.lose, reason) for call in self._calls]
+                self._calls.clear()
+                finishes.append(self._leave_for(target))
+            for derived in list(self._derived):
+                finishes += derived._move(address)
+            return finishes
+
+    def _leave_for(self, address: str) -> Callable[[], None]:
+        """Returns a function that closes the present connection; the lock is held here, not there."""
+        left = self.options.address
+        self.options = self.options._replace(address=address)
+        self.methods = None
+        links = self._take_links()
+        if self._dialler is not None:
+            self._dialler.set()
+            self._dialler = None
 
         def finish() -> None:
             reason = (
@@ -357,6 +442,9 @@ class Lane:
             waiting, self._unsent = self._unsent, []
             if self._dialler is not None:
                 self._dialler.set()
+            local = list(self._calls)
+        for each in local:
+            each.cancel(reason)
         error = CallCancelledError(reason)
         for call in waiting:
             call.end(error)

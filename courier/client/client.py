@@ -111,7 +111,7 @@ class _RemoteMethod(functools.partial[Any], Callee):
         return signature.replace(return_annotation=inspect.signature(self.func).return_annotation)
 
     def __repr__(self) -> str:
-        return f"<method {self.__name__} of {self.args[0].route.options.where}>"
+        return f"<method {self.__name__} of {self.args[0].lane.options.where}>"
 
 
 def _call_later(connection: Connection, method: str, /, *args: Any, **kwargs: Any) -> CallFuture:
@@ -304,7 +304,7 @@ class Client(_MethodView, Callee):
     @property
     def address(self) -> str:
         """Where the server listens: `host:port`."""
-        return self._connection.route.options.address
+        return self._connection.lane.options.address
 
     @functools.cached_property
     def futures(self) -> Futures:

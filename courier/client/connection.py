@@ -1,4 +1,4 @@
-"""The connection behind a client: its route, its timeout, and whether it is closed."""
+"""The connection behind a client: its lane, its timeout, and whether it is closed."""
 
 import weakref
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from courier.calls.context import is_in_call
 from courier.calls.dispatch import DESCRIBE_METHOD, LIST_METHODS, describe_unknown
 from courier.calls.outcomes import RemoteIterator, unreadable
 from courier.calls.pending import PendingCall
-from courier.client._route import Route
+from courier.client._lane import Lane
 from courier.client.local import SERVERS
 from courier.client.options import ClientOptions
 from courier.errors import CallCancelledError, SerializationError, UnknownMethodError
@@ -32,20 +32,20 @@ _CLOSED = "the client is closed; make a new one"
 class Connection:
     """The state that all copies and views of one client share. Thread-safe.
 
-    A client that `with_timeout` makes shares the route of the first, its base, so it needs no
-    handshake. Operations on the route hold for all; only `close` and `stop_calling` are its own.
+    A client that `with_timeout` makes shares the lane of the first, its base, so it needs no
+    handshake. Operations on the lane hold for all; only `close` and `stop_calling` are its own.
     """
 
     def __init__(
-        self, route: Route, timeout_s: float | None, base: "Connection | None" = None
+        self, lane: Lane, timeout_s: float | None, base: "Connection | None" = None
     ) -> None:
-        self.route = route
+        self.lane = lane
         self.timeout_s = timeout_s
         self._base = base
         #: Why it is closed; empty if it is not.
         self._closed_since = ""
-        #: Whether a call must check more than the route before it begins.
-        self._is_limited = timeout_s is not None or base is not None or route.options.compress
+        #: Whether a call must check more than the lane before it begins.
+        self._is_limited = timeout_s is not None or base is not None or lane.options.compress
         #: Methods of which an unread failure was logged.
         self.unread = set[str]()
         #: Whether new calls are refused outside of handlers.
@@ -56,19 +56,19 @@ class Connection:
 
     @classmethod
     def to(cls, options: ClientOptions) -> "Connection":
-        return cls(Route(options), options.timeout_s)
+        return cls(Lane(options), options.timeout_s)
 
     def _survive_fork(self) -> None:
         self._lock = Lock()
         self._callbacks = HandlerPool(
             "courier-callback", _CALLBACK_THREADS, 0, idle_s=_CALLBACK_IDLE_S
         )
-        #: Of one with a base: the calls to fail when this is closed, because the route continues.
+        #: Of one with a base: the calls to fail when this is closed, because the lane continues.
         self._pending: weakref.WeakSet[PendingCall] = weakref.WeakSet()
 
     @property
     def options(self) -> ClientOptions:
-        return self.route.options._replace(timeout_s=self.timeout_s)
+        return self.lane.options._replace(timeout_s=self.timeout_s)
 
     def __reduce__(self) -> tuple[Callable[[ClientOptions], "Connection"], tuple[ClientOptions]]:
         # For methods of clients
@@ -77,8 +77,8 @@ class Connection:
     # Operations
 
     def derive(self, **changes: Any) -> "Connection":
-        route = self.route.derive(**changes)
-        return Connection(route, route.options.timeout_s)
+        lane = self.lane.derive(**changes)
+        return Connection(lane, lane.options.timeout_s)
 
     def impatient(self) -> "Connection":
         """Returns a connection to the same server that never waits for it; ends with this one."""
@@ -90,14 +90,14 @@ class Connection:
             return self._impatient
 
     def with_timeout(self, timeout_s: float | None) -> "Connection":
-        """Returns one whose calls have another timeout, over the same route."""
-        view = Connection(self.route, timeout_s, self._base or self)
+        """Returns one whose calls have another timeout, over the same lane."""
+        view = Connection(self.lane, timeout_s, self._base or self)
         if self.draining:
             view.stop_calling()
         return view
 
     def open_futures(self) -> list[PendingCall]:
-        calls = self.route.open_futures()
+        calls = self.lane.open_futures()
         return calls if self._base is None else [call for call in calls if call in self._pending]
 
     def close(self, reason: str = "") -> None:
@@ -106,7 +106,7 @@ class Connection:
             self._is_limited = True
             impatient, pending = self._impatient, list(self._pending)
         if self._base is None:
-            self.route.close(reason or "the client was closed")
+            self.lane.close(reason or "the client was closed")
         for call in pending:
             if not call.is_settled:
                 call.cancel()
@@ -121,12 +121,12 @@ class Connection:
     @property
     def is_ending(self) -> bool:
         """Whether calls may fail because of `close`, `stop_calling` or `stop_waiting`."""
-        return bool(self._closed_since) or self.draining or self.route.stopped_waiting
+        return bool(self._closed_since) or self.draining or self.lane.stopped_waiting
 
     def _check_open(self) -> None:
         for each in (self, self._base):
             if each is not None and each._closed_since:
-                raise CallCancelledError(f"{self.route.options.where}: {each._closed_since}")
+                raise CallCancelledError(f"{self.lane.options.where}: {each._closed_since}")
 
     def check_calling(self, method: str) -> None:
         """Raises CallCancelledError if no call may begin here."""
@@ -138,19 +138,19 @@ class Connection:
             )
 
     def where(self, method: str) -> str:
-        return f"{self.route.options.where}: {method}"
+        return f"{self.lane.options.where}: {method}"
 
     # Calls
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Sends a call, waits for it, and returns or raises its outcome; as `submit` and `finish`."""
-        route = self.route
-        if self._is_limited or route.options.address in SERVERS:
+        lane = self.lane
+        if self._is_limited or lane.options.address in SERVERS:
             return self.finish(self.submit(method, args, kwargs))
         if LEFT:
             clear_up()
         try:
-            answer = route.ask(method, pack((args, kwargs)))
+            answer = lane.ask(method, pack((args, kwargs)))
         except SerializationError as error:
             raise _cannot_send(method, error) from error.__cause__
         if not isinstance(answer, Parcel):
@@ -184,7 +184,7 @@ class Connection:
         if LEFT:
             clear_up()
         try:
-            call = self.route.submit(method, args, kwargs, left_s, blocking=blocking)
+            call = self.lane.submit(method, args, kwargs, left_s, blocking=blocking)
         except SerializationError as error:
             raise _cannot_send(method, error) from error.__cause__
         return call if self._base is None else self._tracked(call)
@@ -193,7 +193,7 @@ class Connection:
         """Sends a call whose arguments are packed already; no thread waits for it here."""
         self.check_calling(method)
         clear_up()
-        call = self.route.forward(method, arguments, self.timeout_s)
+        call = self.lane.forward(method, arguments, self.timeout_s)
         return call if self._base is None else self._tracked(call)
 
     def _tracked(self, call: PendingCall) -> PendingCall:
@@ -219,7 +219,7 @@ class Connection:
     # The methods of the server
 
     def lists(self, method: str) -> bool:
-        return method in self.route.listed_methods()
+        return method in self.lane.listed_methods()
 
     def lacks(self, method: str) -> bool:
         """Returns whether the server certainly lacks a method.
@@ -227,7 +227,7 @@ class Connection:
         It is asked, because it may have more than it has listed. If it has listed none, or does not
         answer soon, the result is False.
         """
-        known = self.route.listed_methods()
+        known = self.lane.listed_methods()
         if not known or method in known:
             return False
         asked = self._ask_methods()
@@ -235,7 +235,7 @@ class Connection:
 
     def methods(self) -> frozenset[str]:
         """Returns the names of methods, if the server answers soon. Never raises."""
-        return self._ask_methods() or self.route.listed_methods()
+        return self._ask_methods() or self.lane.listed_methods()
 
     def describe(self, method: str) -> tuple[Any, Any]:
         """Returns docstring and signature of a method; None if the server does not answer soon."""
@@ -245,8 +245,8 @@ class Connection:
         names = self._ask(LIST_METHODS)
         if names is None:
             return None
-        self.route.methods = frozenset(names)
-        return self.route.methods
+        self.lane.methods = frozenset(names)
+        return self.lane.methods
 
     def _ask(self, question: str, *args: str) -> Any:
         """Asks the server; None if it does not answer soon."""
@@ -257,10 +257,10 @@ class Connection:
             return None
 
     def unknown(self, method: str) -> UnknownMethodError:
-        options = self.route.options
+        options = self.lane.options
         error = UnknownMethodError(
             f"{options.where}: {options.serves or 'the server'} has "
-            + describe_unknown(method, sorted(self.route.listed_methods()))
+            + describe_unknown(method, sorted(self.lane.listed_methods()))
             + ("; this is a client already" if method == "dereference" else "")
         )
         error.name = method  # so that Python does not ask the client for similar names

@@ -103,7 +103,7 @@ class CallFuture(concurrent.futures.Future[Any]):
 
     @property
     def server_name(self) -> str:
-        return self._connection.route.options.where
+        return self._connection.lane.options.where
 
     @property
     def where(self) -> str:

@@ -55,7 +55,7 @@ class _PoolMember:
         # Does not wait, so that the pool learns at once that a server is away, and asks another
         # one.
         self.connection: Connection = self._own.impatient()
-        self.name = self._own.route.options.address
+        self.name = self._own.lane.options.address
         # From its place in the list: its address differs from host to host behind tunnels, and from
         # run to run.
         self._digest = hashlib.blake2b(str(place).encode()).digest()
@@ -77,7 +77,7 @@ class _PoolMember:
     @property
     def waits(self) -> bool:
         """Whether the client of this server would wait for it."""
-        return self._own.route.options.wait_for_ready
+        return self._own.lane.options.wait_for_ready
 
     @property
     def timeout_s(self) -> float:
