@@ -25,24 +25,6 @@ the transport never leave this package.
 
 import concurrent.futures
 
-__all__ = [
-    "AddressInUseError",
-    "AuthenticationError",
-    "CallCancelledError",
-    "CallTimeoutError",
-    "CourierError",
-    "ProtocolError",
-    "RemoteError",
-    "SerializationError",
-    "ServerBusyError",
-    "ServerGoneError",
-    "ServerLostError",
-    "ServerStateError",
-    "ServerUnreachableError",
-    "UnknownMethodError",
-    "UnprotectedServerError",
-]
-
 
 class CourierError(Exception):
     """The root of all errors that courier itself raises."""

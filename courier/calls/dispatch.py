@@ -121,7 +121,6 @@ class Dispatcher:
         self._context = contextvars.copy_context()
 
     def bind(self, name: str, method: Callable[..., Any]) -> None:
-        """Adds or replaces a method."""
         harmless = is_idempotent(method)  # may run code of the object: not under the lock
         paths = grpc_paths(method)  # as above
         # A method that answers later holds no thread of the server meanwhile.

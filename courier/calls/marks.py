@@ -104,7 +104,6 @@ def grpc_service(name: str, *methods: str) -> Callable[[M], M]:
 
 
 def grpc_paths(method: Callable[..., Any]) -> list[str]:
-    """Returns the gRPC paths that a served method answers; mostly none."""
     try:
         service = getattr(method, _SERVICE, None)
     except Exception:  # noqa: BLE001 - without a readable mark, it answers none

@@ -225,7 +225,6 @@ class RemoteIterator(Iterator[Any]):
             raise
 
     def close(self) -> None:
-        """Ends the generator early."""
         self._close()
 
     def __del__(self) -> None:

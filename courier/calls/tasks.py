@@ -52,18 +52,13 @@ class Tasks:
 
     @property
     def thread_ident(self) -> int | None:
-        """Ident of the thread of its own; None if it has none."""
         thread = self._thread
         return None if thread is None else thread.ident
 
     def submit(
         self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context, call: CallContext
     ) -> "Future[Any]":
-        """Runs a coroutine as a task, which is cancelled when its caller cancels.
-
-        The outcome is CallCancelledError then. Raises ServerBusyError if there are too many tasks,
-        or no thread can be started, and CallCancelledError if the loop has ended.
-        """
+        """Runs a coroutine as a task. Its caller cancels it: CallCancelledError is the outcome."""
         task = _LoopTask(self, coroutine, context, call)
         try:
             with self._lock:
@@ -235,9 +230,9 @@ class Tasks:
 
 
 def _all_tasks(loop: "asyncio.AbstractEventLoop") -> "set[asyncio.Task[Any]]":
-    """Returns the tasks of the running loop.
+    """Returns the tasks of the running loop, also those that it made in other threads.
 
-    Another thread asks: since Python 3.14 this one sees no tasks that the loop made in other threads.
+    Another thread asks: since Python 3.14 this one does not see those.
     """
     import asyncio
 

@@ -21,10 +21,7 @@ _WHO = "the background reader of courier clients"
 
 
 class BackgroundReader:
-    """Reads for links with open calls and no waiting thread; notices servers that disappear.
-
-    Its thread starts with the first link and ends when there are none.
-    """
+    """Reads links that have open calls and no waiting thread; notices servers that disappear."""
 
     def __init__(self) -> None:
         self._start_anew()

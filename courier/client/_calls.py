@@ -185,7 +185,6 @@ class WireCall(PendingCall, Exchange):
 
     @property
     def was_given_up(self) -> bool:
-        """Whether it has ended without an answer."""
         return isinstance(self.outcome, Exception)
 
     @property

@@ -25,11 +25,11 @@ from courier.wire.handshake import (
     HTTP2_PREFACE,
     LENGTH,
     MAX_WELCOME_BYTES,
+    NO_NAME,
     TLS_WANTED,
     ClientHandshake,
     Introduction,
     Purpose,
-    SessionKeys,
     prefix,
 )
 from courier.wire.place import host_name, is_own_user, keep_alive
@@ -97,21 +97,25 @@ def _dial_directly(options: ClientOptions, limit_s: float) -> Dialled:
                 opening = b""
                 carrier = TlsCarrier(sock, options.address, tls.client_context(), server=False)
                 carrier.shake_hands(limit_s)
-            handshake = ClientHandshake(options.secret)
-            proof, introduction, keys = _introduce(carrier, opening, handshake, give_up_at)
-            local = _dial_local(options, introduction, give_up_at)
+            proof, dialled = _introduce(options, carrier, opening, give_up_at)
+            local = _dial_local(options, dialled.introduction, give_up_at)
             if local is not None:
                 return local
             _want_proof(options)
             carrier.send([proof])
         stack.pop_all()
-        return Dialled(_channel(options, carrier, keys), introduction)
+        return dialled
 
 
 def _introduce(
-    carrier: SocketCarrier, opening: bytes, handshake: ClientHandshake, give_up_at: float
-) -> tuple[bytes, Introduction, SessionKeys]:
+    options: ClientOptions,
+    carrier: SocketCarrier,
+    opening: bytes,
+    give_up_at: float,
+    server: bytes = NO_NAME,
+) -> tuple[bytes, Dialled]:
     """Sends the hello and checks the welcome; the proof is still to be sent."""
+    handshake = ClientHandshake(options.secret, server)
     hello = opening + handshake.hello()
     if carrier.send([hello]) < len(hello):
         raise ConnectionResetError("the server does not listen")
@@ -123,7 +127,10 @@ def _introduce(
     proof, introduction, keys = handshake.prove(_receive(carrier, length, give_up_at))
     if introduction.refusal:
         raise ServerUnreachableError(introduction.refusal)
-    return proof, introduction, keys
+    channel = Channel(
+        carrier, receive_key=keys.replies, send_key=keys.requests, timing=options.timing
+    )
+    return proof, Dialled(channel, introduction)
 
 
 def _receive(carrier: SocketCarrier, count: int, give_up_at: float) -> bytes:
@@ -158,9 +165,8 @@ def _dial_local(
         if not is_own_user(sock):
             raise AuthenticationError("the unix socket belongs to another user")
         carrier = UnixCarrier(sock, options.address)
-        handshake = ClientHandshake(options.secret, bytes.fromhex(introduction.name))
-        opening = prefix(Purpose.CALLS)
-        proof, confirmed, keys = _introduce(carrier, opening, handshake, give_up_at)
+        server, opening = bytes.fromhex(introduction.name), prefix(Purpose.CALLS)
+        proof, dialled = _introduce(options, carrier, opening, give_up_at, server)
         carrier.send([proof])
     except (CourierError, ValueError, PermissionError):
         sock.close()
@@ -170,7 +176,7 @@ def _dial_local(
         if not _has_proof(options):
             raise  # the server is just leaving; it is worth another try
         return None
-    return Dialled(_channel(options, carrier, keys), confirmed)
+    return dialled
 
 
 def _has_proof(options: ClientOptions) -> bool:
@@ -179,10 +185,7 @@ def _has_proof(options: ClientOptions) -> bool:
 
 
 def _want_proof(options: ClientOptions) -> None:
-    """Raises AuthenticationError where any process could have its pickles loaded here.
-
-    For servers that do not answer by their unix socket.
-    """
+    """Raises AuthenticationError where any process could have its pickles loaded here."""
     if not _has_proof(options):
         raise AuthenticationError(
             "without a secret, clients and servers trust only processes of their own user on their "
@@ -207,9 +210,7 @@ def _dial_over_grpc(options: ClientOptions, limit_s: float, first: CourierError)
             with _failures(options):
                 # Under TLS, gRPC sees to it.
                 carrier = SocketCarrier(sock, options.address, is_exposed=options.tls is None)
-                handshake = ClientHandshake(options.secret)
-                opening = prefix(Purpose.CALLS)
-                proof, introduction, keys = _introduce(carrier, opening, handshake, give_up_at)
+                proof, dialled = _introduce(options, carrier, prefix(Purpose.CALLS), give_up_at)
                 _want_proof(options)
                 carrier.send([proof])
         except SpeechlessError:
@@ -219,7 +220,7 @@ def _dial_over_grpc(options: ClientOptions, limit_s: float, first: CourierError)
                 f"{options.where}: a gRPC server answers, but it is no courier server"
             ) from None
         stack.pop_all()
-        return Dialled(_channel(options, carrier, keys), introduction)
+        return dialled
 
 
 def _speaks_http2(options: ClientOptions, limit_s: float) -> bool:
@@ -232,10 +233,6 @@ def _speaks_http2(options: ClientOptions, limit_s: float) -> bool:
     except (OSError, UnicodeError):
         return False
     return answer[3:4] == _EMPTY_SETTINGS[3:4]
-
-
-def _channel(options: ClientOptions, carrier: SocketCarrier, keys: SessionKeys) -> Channel:
-    return Channel(carrier, receive_key=keys.replies, send_key=keys.requests, timing=options.timing)
 
 
 @contextlib.contextmanager

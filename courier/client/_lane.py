@@ -122,10 +122,7 @@ class Lane:
         return self.send(method, arguments, timeout_s, blocking=False)
 
     def ask(self, method: str, arguments: Parcel) -> Parcel | PendingCall:
-        """Sends a call for a caller that waits at once and for ever; the quickest way.
-
-        Returns the result if it came at once, in this thread; otherwise as `send`.
-        """
+        """As `send`, for a caller that waits at once; the result, if it came in this thread."""
         link = self._link
         if link is not None:
             answer = link.ask(method, arguments, self._open_call)
@@ -167,10 +164,7 @@ class Lane:
             BACKGROUND_READER.attend(link, soon=True)
 
     def resubmit(self, call: WireCall, reason: str, *, unsent: bool = False) -> None:
-        """Sends a call again that did not run, or may run twice; `reason`: why it failed.
-
-        `unsent`: it was not sent, because the server left while the client was idle.
-        """
+        """Sends again what did not run, or may run twice; `unsent`: the server had left before."""
         waits = self.options.wait_for_ready
         if call.may_have_run and not waits:
             call.settle(ServerLostError(f"{call.where}: {reason}; {call.what_ran()}"))
@@ -252,7 +246,9 @@ class Lane:
                     Link(
                         dialled.channel,
                         frozenset(dialled.introduction.idempotent),
-                        _weakly(self),
+                        # Not the lane itself: it must be freed, with its connection, when its
+                        # client is.
+                        functools.partial(_note_end, weakref.ref(self)),
                         BACKGROUND_READER,
                     ),
                     own,
@@ -332,7 +328,7 @@ class Lane:
             call.wake()
 
     def _fail(self, error: CourierError, own: Event, *, resigns: bool = False) -> None:
-        """Fails all waiting calls, unless they wait for another address by now.
+        """Fails waiting calls, unless they wait for another address by now.
 
         `resigns`: connecting ends with it. In one step, so that a later call starts it again.
         """
@@ -359,7 +355,6 @@ class Lane:
     # Called by clients
 
     def open_futures(self) -> list[PendingCall]:
-        """Returns the calls in flight for which no thread waits."""
         with self._lock:
             calls: list[PendingCall] = [*self._unsent, *self._calls]
             links, derived = list(self._links), list(self._derived)
@@ -457,16 +452,10 @@ class Lane:
         self._start_anew()
 
 
-def _weakly(lane: Lane) -> Any:
-    # Not the lane itself: it must be freed, with its connection, when its client is.
-    reference = weakref.ref(lane)
-
-    def link_ended(link: Link) -> None:
-        found = reference()
-        if found is not None:
-            found.link_ended(link)
-
-    return link_ended
+def _note_end(reference: "weakref.ref[Lane]", link: Link) -> None:
+    lane = reference()
+    if lane is not None:
+        lane.link_ended(link)
 
 
 def _copy(error: CourierError) -> CourierError:

@@ -93,11 +93,9 @@ class Exchange:
 class Reader(Protocol):
     """Reads links on which no thread waits; see `courier.client._background_reader`."""
 
-    def watch(self, link: "Link") -> None:
-        """If calls are open, reads when something comes; otherwise only notices the end."""
+    def watch(self, link: "Link") -> None: ...
 
-    def dismiss(self, link: "Link", descriptor: int) -> None:
-        """Forgets a link that has ended; before its descriptor is closed."""
+    def dismiss(self, link: "Link", descriptor: int) -> None: ...
 
 
 E = TypeVar("E", bound=Exchange)
@@ -116,11 +114,7 @@ class Link:
         on_end: Callable[["Link"], None],
         reader: Reader,
     ) -> None:
-        """Takes over a connection.
-
-        `on_end` is called once, when no new calls can begin here; `reader` reads while no thread
-        waits.
-        """
+        """Takes over a connection; `on_end` is called once, when no new calls can begin here."""
         self._channel = channel
         self.idempotent = idempotent
         self._on_end = on_end
@@ -326,10 +320,7 @@ class Link:
     # Waiting
 
     def wait(self, exchange: Exchange, deadline: float | None) -> None:
-        """Waits, until a monotonic time at most, for something to come for this exchange.
-
-        May return early; ask the exchange whether it is ready.
-        """
+        """Waits for something to come, until a monotonic time at most; may return early."""
         if not self._can_read(get_ident()):
             raise RuntimeError(
                 "a signal handler or finaliser cannot wait for a call that was made before: it "
@@ -506,7 +497,6 @@ class Link:
     # The end
 
     def replace(self, number: int, exchange: Exchange) -> None:
-        """Replaces the exchange of a number. For the leader."""
         self._open[number] = exchange
 
     def exchanges(self) -> list[Exchange]:

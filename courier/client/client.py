@@ -114,16 +114,15 @@ class _RemoteMethod(functools.partial[Any], Callee):
         return f"<method {self.__name__} of {self.args[0].lane.options.where}>"
 
 
-def _call_later(connection: Connection, method: str, /, *args: Any, **kwargs: Any) -> CallFuture:
-    return CallFuture(connection, connection.submit(method, args, kwargs, blocking=False), method)
-
-
 class Futures(_MethodView):
     """`client.futures`: calls return a future at once."""
 
     __slots__ = ()
 
-    _call = staticmethod(_call_later)
+    @staticmethod
+    def _call(connection: Connection, method: str, /, *args: Any, **kwargs: Any) -> CallFuture:
+        pending = connection.submit(method, args, kwargs, blocking=False)
+        return CallFuture(connection, pending, method)
 
     if TYPE_CHECKING:
 
@@ -174,19 +173,17 @@ async def answer_to(begin: "Callable[[], AioFuture]") -> Any:
     return await asyncio.wrap_future(future)
 
 
-def _call_aio(connection: Connection, method: str, /, *args: Any, **kwargs: Any) -> AioCall:
-    def begin() -> AioFuture:
-        return AioFuture(connection, connection.submit(method, args, kwargs), method)
-
-    return AioCall(answer_to(begin), method)
-
-
 class Aio(_MethodView):
     """`client.aio`: calls can be awaited; those of generators can be read by `async for`."""
 
     __slots__ = ()
 
-    _call = staticmethod(_call_aio)
+    @staticmethod
+    def _call(connection: Connection, method: str, /, *args: Any, **kwargs: Any) -> AioCall:
+        def begin() -> AioFuture:
+            return AioFuture(connection, connection.submit(method, args, kwargs), method)
+
+        return AioCall(answer_to(begin), method)
 
     if TYPE_CHECKING:
 

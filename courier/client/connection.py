@@ -90,7 +90,6 @@ class Connection:
             return self._impatient
 
     def with_timeout(self, timeout_s: float | None) -> "Connection":
-        """Returns one whose calls have another timeout, over the same lane."""
         view = Connection(self.lane, timeout_s, self._base or self)
         if self.draining:
             view.stop_calling()
@@ -129,7 +128,6 @@ class Connection:
                 raise CallCancelledError(f"{self.lane.options.where}: {each._closed_since}")
 
     def check_calling(self, method: str) -> None:
-        """Raises CallCancelledError if no call may begin here."""
         self._check_open()
         draining = self.draining or (self._base is not None and self._base.draining)
         if draining and not is_in_call():
@@ -172,8 +170,7 @@ class Connection:
         """Sends a call; `blocking`: the caller waits at once.
 
         `left_s` is the rest of the timeout of a call that has begun elsewhere, which only a closed
-        client refuses. Raises SerializationError, and CallCancelledError if no calls may begin
-        here.
+        client refuses.
         """
         if left_s is not _ALL:
             self._check_open()

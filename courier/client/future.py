@@ -148,7 +148,6 @@ class CallFuture(concurrent.futures.Future[Any]):
         return self._exception
 
     def _wait(self, timeout: float | None) -> None:
-        """Waits by reading the answer itself."""
         deadline = None if timeout is None else time.monotonic() + timeout
         for pending in list(self._pending):
             pending.wait_until(deadline)

@@ -60,7 +60,6 @@ def announce(address: str, server: LocalServer) -> None:
 
 
 def withdraw(address: str, server: LocalServer) -> None:
-    """Undoes `announce`."""
     found = SERVERS.get(address)
     if found is not None and found() is server:
         del SERVERS[address]

@@ -48,8 +48,6 @@ PoolChoice = Literal["round_robin", "least_loaded"]
 
 
 class _PoolMember:
-    """One of the servers."""
-
     def __init__(self, client: object, place: int, timing: Timing) -> None:
         self._own = connection_of(client)
         # Does not wait, so that the pool learns at once that a server is away, and asks another
@@ -76,7 +74,6 @@ class _PoolMember:
 
     @property
     def waits(self) -> bool:
-        """Whether the client of this server would wait for it."""
         return self._own.lane.options.wait_for_ready
 
     @property
@@ -387,7 +384,6 @@ class PoolCall:
         return kind(self, member, self.ask(member, blocking=False))
 
     def run(self) -> Any:
-        """Asks one server after the other, and waits; returns or raises the outcome."""
         attempts = self.attempts(blocking=True)
         while True:
             try:
@@ -398,10 +394,7 @@ class PoolCall:
                 time.sleep(step)
 
     def attempts(self, *, blocking: bool) -> Generator[PendingCall | float, None, Any]:
-        """Asks one server after the other; returns or raises the outcome.
-
-        Yields a sent call, or some seconds, to wait for before it continues.
-        """
+        """Asks one server after the other; yields sent calls, or seconds, to wait for."""
         while True:
             refusals: list[CourierError] = []
             for member in self.pool._order(self._key):
@@ -501,8 +494,6 @@ class _AioPoolFuture(AioFuture, _PoolFuture):
 
 
 class _AllView(_Methods):
-    """The methods of all servers."""
-
     def __init__(self, pool: Pool[Any], *, blocking: bool) -> None:
         self._pool = pool
         self._blocking = blocking

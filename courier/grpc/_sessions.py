@@ -33,10 +33,7 @@ class _Session:
 
 
 class Sessions:
-    """Opens sessions and opens sealed requests. Not thread-safe.
-
-    A forgotten session does no harm: its client says hello again.
-    """
+    """Opens sessions, and sealed requests. A forgotten client says hello again. Not thread-safe."""
 
     def __init__(self, secret: Secret | None, *, is_protected: bool) -> None:
         """Begins without sessions. `is_protected`: something proves who calls."""
@@ -46,11 +43,7 @@ class Sessions:
         self._proven: collections.OrderedDict[bytes, _Session] = collections.OrderedDict()
 
     def hello(self, request: pb.HelloRequest) -> pb.HelloReply:
-        """Opens a session.
-
-        Raises AuthenticationError where any process could be the client, ProtocolError for a nonce
-        of a wrong size.
-        """
+        """Opens a session, or raises AuthenticationError where any process could be the client."""
         if not self._is_protected:
             raise AuthenticationError(_UNPROTECTED)
         if len(request.nonce) not in _NONCE_SIZES:
@@ -63,10 +56,7 @@ class Sessions:
         return pb.HelloReply(nonce=nonce, session=name, proof=session.key.prove())
 
     def open(self, message: pb.Sealed) -> tuple[pb.RequestHead, SessionKey]:
-        """Checks the sender of a request, and that it did not come before.
-
-        Raises AuthenticationError for an unknown session, a wrong seal or a repeated request.
-        """
+        """Checks the sender of a request, and that it did not come before: AuthenticationError."""
         head = parse(pb.RequestHead, message.head)
         key = self._admit(
             head.session, head.sequence, lambda key: key.is_request(message.head, message.seal)
@@ -76,10 +66,7 @@ class Sessions:
     def open_service(
         self, path: str, request: bytes, metadata: Mapping[str, str | bytes]
     ) -> tuple[int, SessionKey]:
-        """As `open`, for another service; returns the request's number and its session's key.
-
-        `path` is `/service/method`. Raises ProtocolError if the metadata lacks something.
-        """
+        """As `open`, for `/service/method`; returns the request's number and its session's key."""
         name, seal = metadata.get(SESSION_KEY), metadata.get(SEAL_KEY)
         number = metadata.get(SEQUENCE_KEY)
         if not isinstance(name, bytes) or not isinstance(seal, bytes):

@@ -78,16 +78,12 @@ def checked(parcel: Parcel, expected: pb.Parcel) -> Parcel:
 
 
 async def receive(message: pb.Sealed, expected: pb.Parcel, pieces: AsyncIterator[bytes]) -> Parcel:
-    """Returns a parcel from its message or the `Piece` messages after it; not `checked`.
-
-    The seal of the message is right. Takes only the pieces of this parcel; raises ProtocolError if
-    there is more or less than was announced.
-    """
+    """Returns a parcel from its message, or the `Piece` messages after it; not `checked`."""
     buffers = len(message.buffers)
     if len(message.pickle) == expected.pickle_bytes and buffers == len(expected.buffer_bytes):
         return _inside(message)
     assembler = ParcelAssembler(expected.pickle_bytes, expected.buffer_bytes)
-    while not assembler.complete:
+    while assembler.room is not None:
         piece = await anext(pieces, None)
         if piece is None:
             break
@@ -96,7 +92,6 @@ async def receive(message: pb.Sealed, expected: pb.Parcel, pieces: AsyncIterator
 
 
 def send(message: pb.Sealed, parcel: Parcel) -> Iterator[bytes]:
-    """Yields the serialised pieces of a parcel that is not in its message."""
     yield pb.Piece(opening=message).SerializeToString()
     for piece in parcel.pieces(PIECE_BYTES):
         yield pb.Piece(data=piece).SerializeToString()

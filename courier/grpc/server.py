@@ -76,8 +76,6 @@ Reply = tuple[pb.ReplyHead, Parcel | None]
 
 @dataclass(slots=True, eq=False)
 class _Parked:
-    """An announced reply, which its session is to fetch."""
-
     session: bytes
     what: Reply | Items
     call: CallContext
@@ -115,10 +113,7 @@ class FrontDoor:
     def __init__(
         self, engine: ConnectionServer, relay: GrpcRelay, tls: TlsCredentials | None
     ) -> None:
-        """Listens inside of this process, where `relay` connects; serves from `start` on.
-
-        `engine` accepts the streams of our own clients.
-        """
+        """Listens inside of this process, where `relay` connects; serves from `start` on."""
         self._dispatcher = engine.dispatcher
         self._handlers = engine.handlers
         self._engine = engine
@@ -308,7 +303,6 @@ class FrontDoor:
         return _seal_reply(reply, parcel, key, head.sequence).SerializeToString()
 
     async def _handled(self, step: Callable[[], R]) -> R:
-        """Runs the beginning of a call in a thread of the handlers."""
         running = self._handlers.try_submit(step)
         del step
         if running is None:

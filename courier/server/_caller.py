@@ -172,7 +172,6 @@ class ServedConnection:
             self.flush()
 
     def _settle(self, number: int, call: CallContext, outcome: Answer) -> None:
-        """Answers a call whose outcome came later, from any thread."""
         self._settling.add(number)
         try:
             self.answer(number, call, outcome, at_once=True)
@@ -249,7 +248,6 @@ class ServedConnection:
         self._channel.carrier.close()
 
     def tidy(self) -> bool:
-        """Frees memory that was not used for long; returns whether some is left."""
         return self._channel.tidy() or self.is_busy
 
 

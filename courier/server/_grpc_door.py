@@ -164,7 +164,6 @@ class GrpcDoor:
         self._tell()
 
     def end(self) -> list[str]:
-        """Closes all connections; returns names of threads that still run."""
         thread = self._thread
         if thread is None:
             return []

@@ -113,8 +113,6 @@ def batched_handler(
 
 
 class _Options(NamedTuple):
-    """As for `batched_handler`."""
-
     batch_size: int
     max_parallelism: int
     timeout_s: float | None
@@ -293,10 +291,12 @@ class BatchedHandler:
         if not batch:
             return
         try:
-            args, kwargs = self._merged(batch)
+            count = self._options.batch_size if self._options.pad_batch else len(batch)
+            padding = [batch[0]] * (count - len(batch))
+            args, kwargs = _merge([(each.args, each.kwargs) for each in (*batch, *padding)])
             in_call = any(request.in_call for request in batch)
             result = self._context.copy().run(self._run_function, args, kwargs, in_call=in_call)
-            results = _split(result, self._padded(len(batch)))
+            results = _split(result, count)
         except BaseException as error:  # noqa: BLE001 - the callers get it
             for request in batch:
                 _settle(request.future, error=error)
@@ -315,13 +315,6 @@ class BatchedHandler:
             return self._function(*args, **kwargs)
         finally:
             call.end()
-
-    def _padded(self, count: int) -> int:
-        return self._options.batch_size if self._options.pad_batch else count
-
-    def _merged(self, batch: Sequence[_BatchedCall]) -> Any:
-        padding = [batch[0]] * (self._padded(len(batch)) - len(batch))
-        return _merge([(request.args, request.kwargs) for request in (*batch, *padding)])
 
 
 def _settle(future: "Future[Any]", result: Any = None, error: BaseException | None = None) -> None:

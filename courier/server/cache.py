@@ -33,8 +33,8 @@ from courier.calls.outcomes import (
 from courier.calls.pending import PendingCall
 from courier.errors import SerializationError
 from courier.threads.locks import Lock
-from courier.values.frozen import Frozen
-from courier.values.parcel import Parcel, pack, writable_copy
+from courier.values.frozen import AVAILABLE, Frozen
+from courier.values.parcel import Parcel, pack
 from courier.values.shared import MIN_BYTES, freeze
 
 if TYPE_CHECKING:
@@ -159,8 +159,12 @@ class Cache:
         self, entry: "_CacheEntry", then: Callable[[Answer], None], is_wanted: bool = True
     ) -> None:
         """Calls the other server. Never raises: errors become the answer."""
+        context = contextvars.copy_context()
+        if is_wanted:
+            # A node that is to end makes only the new calls that its answers need.
+            context.run(enter_call, CallContext(entry.method, "callers of a cache", None))
         try:
-            pending = self._send(entry.method, entry.arguments, is_wanted=is_wanted)
+            pending = context.run(self._connection.forward, entry.method, entry.arguments)
         except BaseException as error:  # noqa: BLE001 - those who wait get it
             then(Failure.of(error))
             return
@@ -169,13 +173,6 @@ class Cache:
             pending.hurry()
         except BaseException:  # noqa: BLE001 - no thread to read the answer: the callers get the error
             pending.cancel()
-
-    def _send(self, method: str, arguments: Parcel, *, is_wanted: bool) -> PendingCall:
-        context = contextvars.copy_context()
-        if is_wanted:
-            # A node that is to end makes only the new calls that its answers need.
-            context.run(enter_call, CallContext(method, "callers of a cache", None))
-        return context.run(self._connection.forward, method, arguments)
 
     def _answer_of(self, pending: PendingCall) -> Answer:
         try:
@@ -191,7 +188,10 @@ class Cache:
         if isinstance(outcome, Value):
             try:
                 # Copied out of the connection's memory, of which there is little.
-                parcel, frozen = self._copy(outcome.parcel)
+                buffers = outcome.parcel.buffers
+                needed = 1 + sum(memoryview(each).nbytes >= MIN_BYTES for each in buffers)
+                maps = AVAILABLE and self._descriptors + needed <= self._max_descriptors
+                parcel, frozen = freeze(outcome.parcel, maps=maps)
                 outcome = Value(parcel)
             except BaseException as error:  # noqa: BLE001 - no memory: those who wait get it
                 outcome = Failure.of(error)
@@ -230,17 +230,6 @@ class Cache:
             self._connection.run_aside(
                 functools.partial(self._ask, key, entry, now, is_wanted=True)
             )
-
-    def _copy(self, parcel: Parcel) -> tuple[Parcel, Frozen | None]:
-        views = [memoryview(buffer).cast("B") for buffer in parcel.buffers]
-        needs = 1 + sum(len(view) >= MIN_BYTES for view in views)
-        if self._descriptors + needs <= self._max_descriptors:
-            return freeze(parcel)
-        copies: list[memoryview] = []
-        for view in views:
-            copy = memoryview(writable_copy(view))
-            copies.append(copy.toreadonly() if view.readonly else copy)
-        return Parcel(bytes(parcel.pickle), copies), None
 
     # Under the lock
 
@@ -282,8 +271,6 @@ class Cache:
 
 @dataclass(slots=True, eq=False)
 class _WaitingCaller:
-    """A caller that waits for an answer."""
-
     call: CallContext
     answer: Step[Answer] = field(default_factory=Step)
 
@@ -296,8 +283,6 @@ class _WaitingCaller:
 
 @dataclass(slots=True, eq=False)
 class _CacheEntry:
-    """The answer for one method and its arguments."""
-
     method: str
     arguments: Parcel
     answer: Value | None = None

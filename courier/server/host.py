@@ -81,11 +81,7 @@ class ConnectionServer:
         keepalive_s: float,
         timing: Timing,
     ) -> None:
-        """Prepares to serve.
-
-        `listener` is bound and listens, and becomes the host's; `redirect` takes over connections
-        that do not speak our protocol.
-        """
+        """Prepares to serve; `redirect` takes over connections that do not speak our protocol."""
         self.dispatcher = dispatcher
         self.handlers = handlers
         self.secret = secret
@@ -148,10 +144,7 @@ class ConnectionServer:
         way: Way,
         on_welcome: Callable[[], None] = lambda: None,
     ) -> None:
-        """Accepts a new connection, from any peer. Thread-safe.
-
-        `on_welcome` is called when the peer has proved that it belongs to the program.
-        """
+        """Accepts a new connection; `on_welcome`: the peer belongs to the program. Thread-safe."""
         if way is Way.LOCAL and not is_own_user(sock):
             sock.close()
             return
@@ -210,7 +203,6 @@ class ConnectionServer:
             sock.close()
 
     def reject(self, unproven: UnprovenPeer) -> None:
-        """Closes the connection of an unproven peer; part of `Reception`."""
         self._forget_unproven(unproven)
         self._remove(unproven.fileno())
         unproven.close()
@@ -243,10 +235,7 @@ class ConnectionServer:
     # Calls
 
     def run(self, received: ReceivedCall, *, is_alone: bool = False) -> None:
-        """Runs a call and sends its answer. For the poller.
-
-        `is_alone`: it has nothing more to do before it checks that it still is the poller.
-        """
+        """Runs a call and sends its answer; `is_alone`: the poller has nothing more to do now."""
         call = received.call
         if self._stopping:
             received.caller.answer(received.number, call, STOPPING, at_once=True)
@@ -498,8 +487,6 @@ _NOTHING = Parcel(b"")
 
 
 class _Listener:
-    """A listening socket."""
-
     def __init__(self, host: ConnectionServer, sock: socket.socket, way: Way) -> None:
         sock.setblocking(False)
         self._host = host

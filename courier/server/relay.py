@@ -64,8 +64,6 @@ class Scale:
 
 
 class _GrpcClient:
-    """A peer that speaks gRPC."""
-
     def __init__(self, peer: str, outer: socket.socket) -> None:
         self.peer = peer
         self.outer = outer

@@ -26,8 +26,6 @@ class Timed(Protocol):
 
 
 class _Timer:
-    """A function to call once."""
-
     is_settled = False
 
     def __init__(self, do: Callable[[], None]) -> None:

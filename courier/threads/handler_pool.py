@@ -78,10 +78,7 @@ class HandlerPool:
             return future if self._stopped or not future.cancelled() else None
 
     def enter(self) -> bool:
-        """Counts the calling thread as one of the pool until `leave`; False if all are busy.
-
-        Also if tasks wait: those come first.
-        """
+        """Counts this thread as one of the pool until `leave`; False if all are taken."""
         with self._lock:
             if (
                 self._tasks
@@ -177,10 +174,7 @@ class HandlerPool:
             return not (self._tasks or self._busy or self._lent_threads)
 
     def stop(self, timeout_s: float) -> list[str]:
-        """Refuses tasks, cancels waiting ones, and waits for running ones.
-
-        Returns names of the threads that still run a task after `timeout_s` seconds.
-        """
+        """Refuses tasks, cancels waiting ones; returns names of threads that run one at the end."""
         with self._changed:
             self._stopped = True
             dropped = list(self._tasks)

@@ -37,7 +37,6 @@ def name_in_script(obj: object) -> str | None:
 
 
 def found(place: object, name: str) -> object:
-    """Returns an object by its qualified name, or None."""
     return functools.reduce(lambda outer, each: getattr(outer, each, None), name.split("."), place)
 
 

@@ -23,19 +23,24 @@ _MAX_IDLE = 2
 _IDLE_S = 15.0
 
 
+def sealed_memory(name: str, size: int) -> int:
+    """Returns the descriptor of memory that neither shrinks nor grows."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 class _Memory:
-    __slots__ = ("__weakref__", "descriptor", "idle_since", "is_reusable", "owner", "size")
+    __slots__ = ("__weakref__", "descriptor", "idle_since", "owner", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.descriptor = os.memfd_create("courier-shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(self.descriptor, size)
-            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        except BaseException:
-            os.close(self.descriptor)
-            raise
-        self.is_reusable = True
+        self.descriptor = sealed_memory("courier-shared", size)
         self.owner = os.getpid()
         self.idle_since = 0.0
         _open.add(self)
@@ -50,11 +55,8 @@ class _Memory:
 
     def lend(self) -> int:
         """Returns a descriptor for mapping it, which the caller closes."""
-        try:
-            descriptor = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:  # no /proc here: readers cannot be counted
-            self.is_reusable = False
-            return os.dup(self.descriptor)
+        # Opened anew, because a lock belongs to what `open` returns.
+        descriptor = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BaseException:
@@ -68,9 +70,6 @@ class _Memory:
         while buffer:
             written = os.pwrite(self.descriptor, buffer, offset)
             buffer, offset = buffer[written:], offset + written
-
-    def close(self) -> None:
-        os.close(self.descriptor)
 
 
 #: All that are open.
@@ -93,8 +92,8 @@ def _take(size: int) -> _Memory:
 
 def _give_back(memory: _Memory) -> None:
     # A forked child shares the parent's lock: each would believe that it is the only reader.
-    if not memory.is_reusable or memory.owner != os.getpid():
-        memory.close()
+    if memory.owner != os.getpid():
+        os.close(memory.descriptor)
         return
     memory.idle_since = time.monotonic()
     _idle.append(memory)
@@ -104,7 +103,7 @@ def _give_back(memory: _Memory) -> None:
 
 def _drop_oldest() -> None:
     try:
-        _idle.popleft().close()
+        os.close(_idle.popleft().descriptor)
     except IndexError:
         return  # another thread was faster
 

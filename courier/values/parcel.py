@@ -322,10 +322,7 @@ def _raw(buffer: pickle.PickleBuffer) -> memoryview:
 
 
 def unpack(parcel: Parcel) -> Any:
-    """Rebuilds the value, or raises SerializationError. Only for parcels of checked senders.
-
-    The value may keep the parcel's buffers as its memory.
-    """
+    """Rebuilds the value, whose memory may be the buffers. Only for parcels of checked senders."""
     try:
         buffers = parcel.buffers
         return (
@@ -341,10 +338,7 @@ def unshared(parcel: Parcel) -> Parcel:
     """Returns a parcel whose buffers are copies: the packed value stays its owner's."""
     if not parcel.buffers:
         return parcel
-    copies: list[WritableBuffer] = []
-    for buffer in parcel.buffers:
-        view = memoryview(buffer).cast("B")
-        copies.append(writable_copy(view))
+    copies = [writable_copy(memoryview(buffer).cast("B")) for buffer in parcel.buffers]
     return Parcel(parcel.pickle, copies)
 
 
@@ -384,39 +378,60 @@ def allocate(size_bytes: int) -> WritableBuffer:
 
 
 class ParcelAssembler:
-    """Joins a parcel from the pieces of `Parcel.pieces`."""
+    """Joins a parcel from bytes that come piece by piece, as `Parcel.pieces` cuts them."""
 
-    def __init__(self, pickle_bytes: int, buffer_bytes: Sequence[int]) -> None:
-        self._pickle = allocate(pickle_bytes)
-        self._buffers = [allocate(size) for size in buffer_bytes]
-        self._open = self._unfilled()
-        self._room: memoryview | None = next(self._open, None)
+    def __init__(self, pickle_bytes: int, buffer_bytes: Sequence[int], seal_bytes: int = 0) -> None:
+        """Begins; a seal may come between the pickle and the buffers."""
+        self.pickle: WritableBuffer = bytearray()
+        self.seal = bytearray(seal_bytes)
+        self.buffers: list[WritableBuffer] = []
+        self._open = self._make_parts(pickle_bytes, buffer_bytes)
+        #: The memory for the next bytes; None if all have come.
+        self.room = next(self._open, None)
 
-    def _unfilled(self) -> Iterator[memoryview]:
-        for part in (self._pickle, *self._buffers):
-            if len(part):
-                yield memoryview(part)
+    def _make_parts(self, pickle_bytes: int, buffer_bytes: Sequence[int]) -> Iterator[memoryview]:
+        """Makes each part when its turn comes, so that announced bytes take no memory."""
+        try:
+            self.pickle = allocate(pickle_bytes)
+            if pickle_bytes:
+                yield memoryview(self.pickle)
+            if self.seal:
+                yield memoryview(self.seal)
+            for size in buffer_bytes:
+                self.buffers.append(allocate(size))
+                if size:
+                    yield memoryview(self.buffers[-1])
+        except (MemoryError, OSError, OverflowError, ValueError) as error:
+            size = pickle_bytes + sum(buffer_bytes)
+            raise ProtocolError(
+                f"a message of {size:,} bytes does not fit into memory here"
+            ) from error
 
-    @property
-    def complete(self) -> bool:
-        return self._room is None
+    def filled(self, count: int) -> None:
+        """Takes bytes in the room."""
+        assert self.room is not None
+        self.room = self.room[count:] if count < len(self.room) else next(self._open, None)
+
+    def take(self, view: memoryview) -> int:
+        """Copies bytes; returns how many belong to this parcel."""
+        taken = 0
+        while taken < len(view) and self.room is not None:
+            count = min(len(self.room), len(view) - taken)
+            self.room[:count] = view[taken : taken + count]
+            taken += count
+            self.filled(count)
+        return taken
 
     def add(self, piece: bytes) -> None:
         """Takes the next piece; raises ProtocolError if more bytes come than were announced."""
-        view = memoryview(piece)
-        while view:
-            if self._room is None:
-                raise ProtocolError("the peer sent more bytes than it had announced")
-            taken = min(len(view), len(self._room))
-            self._room[:taken] = view[:taken]
-            view = view[taken:]
-            self._room = self._room[taken:] if taken < len(self._room) else next(self._open, None)
+        if self.take(memoryview(piece)) < len(piece):
+            raise ProtocolError("the peer sent more bytes than it had announced")
 
     def finish(self) -> Parcel:
         """Returns the parcel; raises ProtocolError if bytes are missing."""
-        if not self.complete:
+        if self.room is not None:
             raise ProtocolError("the peer sent fewer bytes than it had announced")
-        return Parcel(memoryview(self._pickle), self._buffers)
+        return Parcel(memoryview(self.pickle), self.buffers)
 
 
 def can_pickle(value: Any, most_bytes: float = math.inf) -> bool:

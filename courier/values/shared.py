@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from courier.threads.locks import Lock
 from courier.values.frozen import AVAILABLE, Frozen
-from courier.values.parcel import Parcel, pack
+from courier.values.parcel import Parcel, pack, writable_copy
 
 T = TypeVar("T")
 
@@ -66,15 +66,15 @@ class Shared(Generic[T]):
             return self._parcel
 
 
-def freeze(parcel: Parcel) -> tuple[Parcel, Frozen | None]:
-    """Copies the large buffers of a parcel into memory that readers of this host map.
+def freeze(parcel: Parcel, *, maps: bool = AVAILABLE) -> tuple[Parcel, Frozen | None]:
+    """Copies a parcel; its large buffers, if `maps`, into memory that readers of this host map.
 
     Returns the copy, and an object to keep as long as readers may map it.
     """
     views = [memoryview(buffer).cast("B") for buffer in parcel.buffers]
     large = [view for view in views if len(view) >= MIN_BYTES]
     whole: Frozen | None = None
-    if large and AVAILABLE:
+    if large and maps:
         try:
             whole = Frozen(large)
         except OSError:
@@ -83,7 +83,7 @@ def freeze(parcel: Parcel) -> tuple[Parcel, Frozen | None]:
     buffers: list[memoryview] = []
     for view in views:
         is_large = whole is not None and len(view) >= MIN_BYTES
-        copy = next(frozen) if is_large else memoryview(bytearray(view))
+        copy = next(frozen) if is_large else memoryview(writable_copy(view))
         # Buffers that are read-only here are read-only there; all others are writable.
         buffers.append(copy.toreadonly() if view.readonly else copy)
     return Parcel(bytes(parcel.pickle), buffers), whole

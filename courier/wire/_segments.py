@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 
 from courier.errors import ProtocolError
 from courier.threads.locks import Lock
-from courier.values.frozen import Frozen, frozen_of
+from courier.values.frozen import Frozen, frozen_of, sealed_memory
 from courier.values.parcel import Parcel, WritableBuffer
 from courier.values.shared import MIN_BYTES
 from courier.wire.frames import Layout, Region
@@ -39,17 +39,14 @@ _DROPPED = 2
 #: Frozen memories in one frame; the kernel passes no more descriptors at once than 253, and a
 #: carrier receives 64. More buffers go inline.
 _MAX_FROZEN = 32
-_SEALED = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
 
 
 class _Segment:
     __slots__ = ("descriptor", "memory", "number", "size", "used_at", "view")
 
     def __init__(self, number: int, size: int) -> None:
-        descriptor = os.memfd_create("courier", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        descriptor = sealed_memory("courier", size)
         try:
-            os.ftruncate(descriptor, size)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALED)
             self.memory = mmap.mmap(descriptor, size)
         except BaseException:
             os.close(descriptor)
@@ -153,7 +150,6 @@ class SegmentPool:
                 self._segments.remove(segment)
 
     def tidy(self) -> bool:
-        """Frees memory that was not used for long; returns whether some is left."""
         with self._lock:
             self._drop_idle(time.monotonic())
             return bool(self._segments)

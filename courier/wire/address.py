@@ -50,7 +50,6 @@ def join_address(host: str, port: int) -> str:
 
 
 def place(address: str, name: str) -> str:
-    """Returns the name of a server in messages: its name, if it has one, and its address."""
     return f"{name} ({address})" if name else address
 
 

@@ -65,11 +65,7 @@ class SocketCarrier:
         return self._socket.fileno()
 
     def receive(self, room: memoryview, *, wait: bool) -> int:
-        """Receives into `room`; returns how many bytes came, 0 at the end.
-
-        Raises BlockingIOError if nothing is there and `wait` is false, OSError if the connection
-        broke.
-        """
+        """Receives into `room`; returns how many bytes, 0 at the end, or raises BlockingIOError."""
         arrived = self.arrived
         arrived.clear()
         # Not a plain call: a Ctrl-C that comes with the data would lose their number. Inside of
@@ -78,10 +74,7 @@ class SocketCarrier:
         return arrived[0]  # type: ignore[no-any-return]
 
     def send(self, chunks: Sequence[Chunk], descriptors: Sequence[int] = ()) -> int:
-        """Sends as much as goes now, of MAX_CHUNKS at most; returns how many bytes were taken.
-
-        Raises BlockingIOError if the connection is full, OSError if it broke.
-        """
+        """Sends as much as goes now, of MAX_CHUNKS; returns how many bytes. May raise as above."""
         assert not descriptors
         if len(chunks) == 1:
             return self._send(chunks[0], DONTWAIT)

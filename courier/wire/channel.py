@@ -138,11 +138,7 @@ class Channel:
         return (None, ()) if placed is None else placed
 
     def send(self, kind: int, call: int, parcel: Parcel, meta: bytes) -> bool:
-        """Posts a frame and flushes; returns as `flush`.
-
-        Raises NothingSentError if the connection broke before any byte of this frame was taken,
-        otherwise BrokenError.
-        """
+        """Posts a frame and flushes. NothingSentError: none of its bytes was taken."""
         data = parcel.pickle
         me = get_ident()
         self.busy[me] = None
@@ -381,7 +377,6 @@ class Channel:
         return any(left)
 
     def shut(self) -> None:
-        """Ends the connection, which wakes its reader."""
         self.is_shut = True
         self.carrier.shut()
 

@@ -15,14 +15,14 @@ frame is a ProtocolError, and ends the connection.
 
 import hmac
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
 from courier.calls.outcomes import Kind
 from courier.errors import AuthenticationError, ProtocolError, UnknownMethodError
-from courier.values.parcel import Parcel, WritableBuffer, allocate
+from courier.values.parcel import Parcel, ParcelAssembler, WritableBuffer
 
 _HEADER = struct.Struct("<BBHIQQ")
 pack_header = _HEADER.pack
@@ -56,16 +56,13 @@ def item_weight(parcel: Parcel) -> int:
 
 
 class Region(NamedTuple):
-    """Shared memory in which buffers of a frame lie.
+    """Shared memory in which buffers of a frame lie."""
 
-    Attributes:
-        number: Number of a reused segment on its connection; 0 is memory that is mapped once.
-        size: Bytes in all.
-        is_new: Its descriptor comes with the frame.
-    """
-
+    #: Number of a reused segment on its connection; 0 is memory that is mapped once.
     number: int
+    #: Bytes in all.
     size: int
+    #: Whether its descriptor comes with the frame.
     is_new: bool
 
 
@@ -74,14 +71,10 @@ _NEW = 1 << 63
 
 
 class Layout(NamedTuple):
-    """The places of the buffers of a parcel that are not inline.
-
-    Attributes:
-        regions: The shared memory.
-        places: For each buffer of the parcel, region (counted from 1) and offset; None is inline.
-    """
+    """The places of the buffers of a parcel that are not inline."""
 
     regions: Sequence[Region]
+    #: For each buffer of the parcel, region (counted from 1) and offset; None is inline.
     places: Sequence[tuple[int, int] | None]
 
 
@@ -253,10 +246,7 @@ class FrameReader:
         self._is_clear = seals is None
 
     def small(self, count: int) -> SmallFrame | None:
-        """Takes `count` bytes in the room if they are one small frame, and returns that.
-
-        Nearly all are, and this is the fastest way. Otherwise it does nothing.
-        """
+        """Takes bytes if they are one small frame, as nearly all are; otherwise does nothing."""
         if not self._is_clear or count < _HEADER_BYTES:
             return None
         memory = self._memory
@@ -383,7 +373,7 @@ class FrameReader:
         return None
 
 
-class _LongFrame:
+class _LongFrame(ParcelAssembler):
     """A frame whose parts are received straight into their memory."""
 
     def __init__(self, head: bytes, *, sealed: bool, mapper: Mapper | None) -> None:
@@ -402,29 +392,7 @@ class _LongFrame:
         self._places = list(_PAIR.iter_unpack(head[at:]))
         self._check_places()
         inline = [size for size, where in self._places if not where]
-        self._pickle: WritableBuffer = bytearray()
-        self._seal = bytearray(_SEAL_BYTES if sealed else 0)
-        self._inline: list[WritableBuffer] = []
-        self._open = self._make_parts(pickle_bytes, inline)
-        #: The memory for the next bytes; None if all have come.
-        self.room = next(self._open, None)
-
-    def _make_parts(self, pickle_bytes: int, inline: Sequence[int]) -> Iterator[memoryview]:
-        """Makes each part when its turn comes, so that announced bytes take no memory."""
-        try:
-            self._pickle = allocate(pickle_bytes)
-            if pickle_bytes:
-                yield memoryview(self._pickle)
-            if self._seal:
-                yield memoryview(self._seal)
-            for size in inline:
-                self._inline.append(allocate(size))
-                if size:
-                    yield memoryview(self._inline[-1])
-        except (MemoryError, OSError, OverflowError, ValueError) as error:
-            raise ProtocolError(
-                f"a message of {pickle_bytes + sum(inline):,} bytes does not fit into memory here"
-            ) from error
+        super().__init__(pickle_bytes, inline, _SEAL_BYTES if sealed else 0)
 
     def _check_places(self) -> None:
         if self._regions and self._mapper is None:
@@ -437,26 +405,11 @@ class _LongFrame:
                 if offset + size > self._regions[index - 1].size:
                     raise ProtocolError("a buffer beyond the end of its region")
 
-    def filled(self, count: int) -> None:
-        """Takes bytes in the room."""
-        assert self.room is not None
-        self.room = self.room[count:] if count < len(self.room) else next(self._open, None)
-
-    def take(self, view: memoryview) -> int:
-        """Copies bytes that came with the head; returns how many belong to this frame."""
-        taken = 0
-        while taken < len(view) and self.room is not None:
-            count = min(len(self.room), len(view) - taken)
-            self.room[:count] = view[taken : taken + count]
-            taken += count
-            self.filled(count)
-        return taken
-
     def frame(self, seals: Seals | None) -> Frame:
         """Returns it; raises AuthenticationError if its seal is not the next one."""
         if seals is not None:
-            seals.check(self._seal, self._head, memoryview(self._pickle))
-        inline = iter(self._inline)
+            seals.check(self.seal, self._head, memoryview(self.pickle))
+        inline = iter(self.buffers)
         memories = self._mapper(self._regions) if self._mapper and self._regions else ()
         buffers: list[WritableBuffer] = []
         for size, where in self._places:
@@ -465,4 +418,4 @@ class _LongFrame:
                 buffers.append(memories[(where >> _OFFSET_BITS) - 1][offset : offset + size])
             else:
                 buffers.append(next(inline))
-        return Frame(self._kind, self._call, self._meta, Parcel(memoryview(self._pickle), buffers))
+        return Frame(self._kind, self._call, self._meta, Parcel(memoryview(self.pickle), buffers))

@@ -71,22 +71,18 @@ class Health(enum.IntEnum):
 
 
 class Introduction(NamedTuple):
-    """The introduction of a server.
+    """The introduction of a server. Fields are empty where it has nothing to say."""
 
-    Attributes:
-        name: Of this server in this process, in hex: random, so that no two share one.
-        host: Identifies the running kernel; the same for all on one machine.
-        local: Name of the unix socket of the same server; empty if there is none.
-        idempotent: Methods that a client may send again if it does not know whether they ran.
-        methods: All methods; empty if the server does not list them.
-        refusal: Why the server refuses the connection; empty if it does not.
-    """
-
+    #: Of this server in this process, in hex: random, so that no two share one.
     name: str
+    #: Identifies the running kernel; the same for all on one machine.
     host: str = ""
+    #: Name of the unix socket of the same server.
     local: str = ""
+    #: Methods that a client may send again if it does not know whether they ran.
     idempotent: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
+    #: Why the server refuses the connection.
     refusal: str = ""
 
     def encode(self) -> bytes:
@@ -130,22 +126,19 @@ class ClientHandshake:
         return self._server + self._nonce
 
     def prove(self, welcome: bytes) -> tuple[bytes, Introduction, SessionKeys]:
-        """Checks the server's welcome, after the length; returns the client's proof.
-
-        Raises AuthenticationError, or ProtocolError if this is no server of ours.
-        """
+        """Checks the server's welcome, after the length; returns the client's proof."""
         nonce, rest = welcome[:_NONCE_BYTES], welcome[_NONCE_BYTES:]
         proof, veiled = rest[:PROOF_BYTES], rest[PROOF_BYTES:]
         if len(proof) < PROOF_BYTES:
             raise ProtocolError("the server's welcome is too short")
         key = _session_key(self._secret, self._nonce, nonce)
-        if not hmac.compare_digest(_server_proof(key, self._server, veiled), proof):
+        if not hmac.compare_digest(_mac(key, b"server", self._server + veiled), proof):
             raise AuthenticationError(
                 "the server does not hold the secret of this client; both must come from the same "
                 "program"
             )
         introduction = Introduction.decode(_veil(key, veiled))
-        return _client_proof(key, veiled), introduction, _keys(key)
+        return _mac(key, b"client", veiled), introduction, _keys(key)
 
 
 class ServerHandshake:
@@ -167,8 +160,8 @@ class ServerHandshake:
         nonce = os.urandom(_NONCE_BYTES)
         self._key = _session_key(self._secret, client_nonce, nonce)
         veiled = _veil(self._key, introduction.encode())
-        self._expected = _client_proof(self._key, veiled)
-        body = nonce + _server_proof(self._key, meant, veiled) + veiled
+        self._expected = _mac(self._key, b"client", veiled)
+        body = nonce + _mac(self._key, b"server", meant + veiled) + veiled
         return LENGTH.pack(len(body)) + body
 
     def check(self, proof: bytes) -> SessionKeys:
@@ -197,7 +190,11 @@ def read_prefix(data: bytes) -> Purpose:
 
 def _session_key(secret: Secret | None, client_nonce: bytes, server_nonce: bytes) -> bytes:
     key = secret.reveal() if secret is not None else b""
-    return hmac.digest(key, b"courier.v2 session" + client_nonce + server_nonce, "sha256")
+    return _mac(key, b"session", client_nonce + server_nonce)
+
+
+def _mac(key: bytes, purpose: bytes, content: bytes = b"") -> bytes:
+    return hmac.digest(key, b"courier.v2 " + purpose + content, "sha256")
 
 
 def _veil(key: bytes, introduction: bytes) -> bytes:
@@ -208,16 +205,5 @@ def _veil(key: bytes, introduction: bytes) -> bytes:
     return mixed.to_bytes(count, "little")
 
 
-def _server_proof(key: bytes, meant: bytes, veiled: bytes) -> bytes:
-    return hmac.digest(key, b"courier.v2 server" + meant + veiled, "sha256")
-
-
-def _client_proof(key: bytes, veiled: bytes) -> bytes:
-    return hmac.digest(key, b"courier.v2 client" + veiled, "sha256")
-
-
 def _keys(key: bytes) -> SessionKeys:
-    return SessionKeys(
-        hmac.digest(key, b"courier.v2 requests", "sha256"),
-        hmac.digest(key, b"courier.v2 replies", "sha256"),
-    )
+    return SessionKeys(_mac(key, b"requests"), _mac(key, b"replies"))

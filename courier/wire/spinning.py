@@ -22,10 +22,7 @@ _let_others_run: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 
 class Spin:
-    """Decides whether to spin, from the last results. For one thread at a time.
-
-    After each time in vain, twice as many waits go by before the next one.
-    """
+    """Decides whether to spin, more rarely after each time in vain. For one thread at a time."""
 
     __slots__ = ("_next_rest", "_now", "_rest")
 

@@ -38,10 +38,7 @@ def poll_of(descriptor: int) -> Callable[[float], Events]:
 
 
 class EpollWatcher:
-    """Watches descriptors on Linux. Only `poll` is for one thread.
-
-    The time of a system call does not depend on the number of descriptors.
-    """
+    """Watches descriptors on Linux, in constant time. Only `poll` is for one thread."""
 
     def __init__(self, spin: Spin | None) -> None:
         self._spin = spin

@@ -46,7 +46,7 @@ with atheris.instrument_imports(include=["courier"]):
         Introduction,
         Purpose,
         ServerHandshake,
-        _server_proof,
+        _mac,
         _session_key,
         _veil,
         prefix,
@@ -122,7 +122,7 @@ def handshake(given: Any) -> None:
             nonce = bytes(32)
             key = _session_key(KEY, client.hello()[-32:], nonce)
             data = _veil(key, data)
-            client.prove(nonce + _server_proof(key, client.hello()[:16], data) + data)
+            client.prove(nonce + _mac(key, b"server", client.hello()[:16] + data) + data)
         else:
             server = ServerHandshake(KEY, Introduction("ab" * 16))
             server.welcome(data[:HELLO_BYTES].ljust(HELLO_BYTES, b"\0"))

@@ -28,7 +28,7 @@ def test_an_answer_for_which_there_is_no_memory_is_an_error_and_the_next_is_aske
 ) -> None:
     room = make()
 
-    def fail(_: object) -> Any:
+    def fail(*_: object, **__: object) -> Any:
         raise MemoryError("no room")
 
     with monkeypatch.context() as patch:
