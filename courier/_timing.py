@@ -32,5 +32,4 @@ class Timing(NamedTuple):
     batch_idle_s: float = 0.2
 
 
-#: The default.
 DEFAULT = Timing()

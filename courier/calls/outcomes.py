@@ -194,7 +194,6 @@ class Items:
             self.close()
 
 
-#: A step of a generator.
 Item = Value | Failure | Refusal | End
 #: The outcomes that can be sent.
 Answer = Value | Failure | Refusal | Items

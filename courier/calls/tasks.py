@@ -58,7 +58,7 @@ class Tasks:
     def submit(
         self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context, call: CallContext
     ) -> "Future[Any]":
-        """Runs a coroutine as a task. Its caller cancels it: CallCancelledError is the outcome."""
+        """Runs a coroutine as a task; the outcome is CallCancelledError if its caller cancels."""
         task = _LoopTask(self, coroutine, context, call)
         try:
             with self._lock:

@@ -9,7 +9,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from courier.client.options import ClientOptions
 from courier.errors import (
@@ -34,9 +34,6 @@ from courier.wire.handshake import (
 )
 from courier.wire.place import host_name, is_own_user, keep_alive
 from courier.wire.watching import READ, poll_once
-
-if TYPE_CHECKING:
-    import ssl
 
 #: A frame of HTTP/2 without content, with which both sides begin (RFC 9113, section 6.5).
 _EMPTY_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
@@ -96,7 +93,8 @@ def _dial_directly(options: ClientOptions, limit_s: float) -> Dialled:
                 sock.sendall(opening)
                 opening = b""
                 carrier = TlsCarrier(sock, options.address, tls.client_context(), server=False)
-                carrier.shake_hands(limit_s)
+                while not carrier.advance_handshake():
+                    _wait(carrier, give_up_at)
             proof, dialled = _introduce(options, carrier, opening, give_up_at)
             local = _dial_local(options, dialled.introduction, give_up_at)
             if local is not None:
@@ -138,18 +136,22 @@ def _receive(carrier: SocketCarrier, count: int, give_up_at: float) -> bytes:
     data = bytearray(count)
     view = memoryview(data)
     while view:
-        left = give_up_at - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
         try:
             received = carrier.receive(view, wait=False)
         except BlockingIOError:
-            poll_once(carrier.fileno(), READ, left)
+            _wait(carrier, give_up_at)
             continue
         if not received:
             raise ConnectionResetError("the server hung up")
         view = view[received:]
     return bytes(data)
+
+
+def _wait(carrier: SocketCarrier, give_up_at: float) -> None:
+    left = give_up_at - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    poll_once(carrier.fileno(), READ, left)
 
 
 def _dial_local(
@@ -240,26 +242,19 @@ def _failures(options: ClientOptions) -> Iterator[None]:
     where = options.where
     try:
         yield
-    except ServerUnreachableError as error:
+    except CourierError as error:
         raise type(error)(f"{where}: {error}") from None
     except TimeoutError as error:
         raise ServerUnreachableError(f"{where}: no server introduces itself in time") from error
-    except AuthenticationError as error:
-        raise AuthenticationError(f"{where}: {error}") from None
-    except ProtocolError as error:
-        raise type(error)(f"{where}: {error}") from None
     except OSError as error:
         if options.tls is not None:
             import ssl
 
             if isinstance(error, ssl.SSLError):
+                # This says what is wrong with a certificate.
+                reason = getattr(error, "verify_message", "") or error.reason or error
                 raise AuthenticationError(
-                    f"{where}: TLS failed ({_reason(error)}); both sides need certificates of "
+                    f"{where}: TLS failed ({reason}); both sides need certificates of "
                     "the same authority"
                 ) from error
         raise SpeechlessError(f"{where}: the server hangs up ({error})") from error
-
-
-def _reason(error: "ssl.SSLError") -> str:
-    # This says what is wrong with a certificate.
-    return str(getattr(error, "verify_message", "") or error.reason or error)

@@ -122,7 +122,7 @@ class Lane:
         return self.send(method, arguments, timeout_s, blocking=False)
 
     def ask(self, method: str, arguments: Parcel) -> Parcel | PendingCall:
-        """As `send`, for a caller that waits at once; the result, if it came in this thread."""
+        """As `send` for a caller that waits; the result if it came at once, in this thread."""
         link = self._link
         if link is not None:
             answer = link.ask(method, arguments, self._open_call)
@@ -341,11 +341,14 @@ class Lane:
         self._fail_all(waiting, error)
 
     def _fail_all(self, waiting: Sequence[WireCall], error: CourierError) -> None:
+        # Not those below them, which users do not know.
+        kinds = (ServerUnreachableError, ProtocolError)
+        kind = next((each for each in kinds if isinstance(error, each)), type(error))
         for call in waiting:
-            if call.may_have_run and isinstance(error, ServerUnreachableError):
+            if call.may_have_run and kind is ServerUnreachableError:
                 call.settle(ServerLostError(f"{call.where}: {call.what_ran()} ({error})"))
             else:
-                call.settle(_copy(error))
+                call.settle(kind(str(error)))
 
     def link_ended(self, link: Link) -> None:
         with self._lock:
@@ -456,10 +459,3 @@ def _note_end(reference: "weakref.ref[Lane]", link: Link) -> None:
     lane = reference()
     if lane is not None:
         lane.link_ended(link)
-
-
-def _copy(error: CourierError) -> CourierError:
-    """Returns an error of a kind that users know, for a waiting caller."""
-    kinds = (ServerUnreachableError, ProtocolError)
-    kind = next((kind for kind in kinds if isinstance(error, kind)), type(error))
-    return kind(str(error))

@@ -412,7 +412,6 @@ class Link:
                 self.hand_on()
 
     def _pass_on(self) -> None:
-        """Does the duties of a leader that has just left."""
         if self._lost is not None:
             if not self._channel.is_closed:
                 self._finish()

@@ -235,7 +235,6 @@ class Connection:
         return self._ask_methods() or self.lane.listed_methods()
 
     def describe(self, method: str) -> tuple[Any, Any]:
-        """Returns docstring and signature of a method; None if the server does not answer soon."""
         return self._ask(DESCRIBE_METHOD, method) or (None, None)
 
     def _ask_methods(self) -> frozenset[str] | None:

@@ -55,7 +55,6 @@ SERVERS: dict[str, "weakref.ref[LocalServer]"] = {}
 
 
 def announce(address: str, server: LocalServer) -> None:
-    """Lets clients in this process find a server."""
     SERVERS[address] = weakref.ref(server)
 
 
@@ -150,7 +149,7 @@ class LocalCall(PendingCall):
         if isinstance(outcome, Items):
             self._is_open = True
             self._context.continue_as_generator()
-            stream = self._stream = _LocalStream(self._server, self, outcome, self._context)
+            stream = self._stream = _LocalStream(self, outcome)
             if not self.settle(stream):
                 stream.close()
         elif isinstance(outcome, Later):
@@ -205,17 +204,11 @@ class LocalCall(PendingCall):
 class _LocalStream(Items):
     """The items of a generator within this process; each step runs when its reader asks."""
 
-    def __init__(
-        self,
-        server: LocalServer,
-        call: LocalCall,
-        items: Items,
-        context: CallContext,
-    ) -> None:
-        self._server = server
+    def __init__(self, call: LocalCall, items: Items) -> None:
+        self._server = call._server
+        self._context = call._context
         self._call = call
         self._items = items
-        self._context = context
         self._changed = Condition()
         self._runs = False
         self._outcome: Any = None
@@ -224,13 +217,11 @@ class _LocalStream(Items):
 
     def next_item(self) -> Item:
         with self._changed:
-            if self._error is not None and not self._over:
-                self._end()
-                raise self._error
             if self._over:
                 return End()
-            self._runs, self._outcome = True, None
-        self._items.begin(self._server.handlers, self._take)
+            self._runs, self._outcome = self._error is None, None
+        if self._runs:
+            self._items.begin(self._server.handlers, self._take)
         with self._changed:
             while self._outcome is None and self._error is None:
                 deadline = self._call.deadline

@@ -58,7 +58,6 @@ class _PoolMember:
         # run to run.
         self._digest = hashlib.blake2b(str(place).encode()).digest()
         self._timing = timing
-        #: Calls in flight.
         self.load = 0
         self.down_until = 0.0
         self._made_at = time.monotonic()
@@ -67,7 +66,6 @@ class _PoolMember:
 
     @property
     def is_starting(self) -> bool:
-        """Whether it may be starting for the first time."""
         has_answered = self._answered_at > -math.inf
         starts_until = self._made_at + self._timing.pool_start_s
         return self.waits and not has_answered and time.monotonic() < starts_until

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from courier._proto import courier_pb2 as pb
 from courier.errors import AuthenticationError, ProtocolError
 from courier.grpc._wire import parse
-from courier.wire.secret import Secret, SequenceWindow, SessionKey, make_nonce
+from courier.wire.secret import Secret, SequenceWindow, SessionKey
 
 #: Limits of unproven and proven sessions, so that the first cannot displace the second.
 _MAX_UNPROVEN = 16_384
@@ -48,7 +48,7 @@ class Sessions:
             raise AuthenticationError(_UNPROTECTED)
         if len(request.nonce) not in _NONCE_SIZES:
             raise ProtocolError("a nonce has 16 to 64 bytes")
-        nonce, name = make_nonce(), os.urandom(16)
+        nonce, name = os.urandom(32), os.urandom(16)
         session = _Session(SessionKey(self._secret, request.nonce, nonce))
         self._unproven[name] = session
         if len(self._unproven) > _MAX_UNPROVEN:
@@ -56,7 +56,7 @@ class Sessions:
         return pb.HelloReply(nonce=nonce, session=name, proof=session.key.prove())
 
     def open(self, message: pb.Sealed) -> tuple[pb.RequestHead, SessionKey]:
-        """Checks the sender of a request, and that it did not come before: AuthenticationError."""
+        """Checks the sender of a request, and that it is no repetition; raises an error if not."""
         head = parse(pb.RequestHead, message.head)
         key = self._admit(
             head.session, head.sequence, lambda key: key.is_request(message.head, message.seal)

@@ -34,21 +34,9 @@ from courier.calls.outcomes import (
     Refusal,
     Value,
 )
-from courier.errors import AuthenticationError, ProtocolError
+from courier.errors import AuthenticationError, CourierError, ProtocolError, ServerBusyError
+from courier.grpc import _wire
 from courier.grpc._sessions import SEAL_KEY, Sessions
-from courier.grpc._wire import (
-    COMMON_OPTIONS,
-    PIECE_BYTES,
-    SERVICE,
-    checked,
-    describe,
-    fits_inline,
-    inline_parcel,
-    parse,
-    receive,
-    sealed,
-    send,
-)
 from courier.server.host import ConnectionServer
 from courier.server.relay import GrpcRelay
 from courier.server.unproven import Way
@@ -63,7 +51,7 @@ _PARKED_S = 60.0
 #: Seconds between two checks of a stop whether all calls have their answers.
 _LOOK_S = 0.02
 _OPTIONS = (
-    *COMMON_OPTIONS,
+    *_wire.COMMON_OPTIONS,
     ("grpc.so_reuseport", 0),
 )
 
@@ -80,14 +68,6 @@ class _Parked:
     what: Reply | Items
     call: CallContext
     expiry: asyncio.TimerHandle
-
-
-class _QueueFullError(Exception):
-    """The call was not run, because too many calls wait already."""
-
-
-class _FailedError(Exception):
-    """The method of another service has raised, or has returned no bytes."""
 
 
 class _Services(grpc.GenericRpcHandler):
@@ -176,7 +156,7 @@ class FrontDoor:
 
     def _service(self) -> grpc.GenericRpcHandler:
         return grpc.method_handlers_generic_handler(
-            SERVICE,
+            _wire.SERVICE,
             {
                 "Hello": grpc.unary_unary_rpc_method_handler(self._guarded(self._hello)),
                 "Call": grpc.unary_unary_rpc_method_handler(self._guarded(self._call)),
@@ -219,7 +199,7 @@ class FrontDoor:
     async def set_healthy(self, healthy: bool) -> None:
         states = health_pb2.HealthCheckResponse
         state = states.SERVING if healthy else states.NOT_SERVING
-        for service in ("", SERVICE):
+        for service in ("", _wire.SERVICE):
             await self._health.set(service, state)
 
     def _guarded(
@@ -234,14 +214,14 @@ class FrontDoor:
             context.add_done_callback(self._open.discard)
             try:
                 return await answer(request, context)
-            except _QueueFullError:
-                code, text = grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full"
-            except _FailedError as error:
-                code, text = grpc.StatusCode.UNKNOWN, str(error)
             except AuthenticationError as error:
                 code, text = grpc.StatusCode.UNAUTHENTICATED, str(error)
             except ProtocolError as error:
                 code, text = grpc.StatusCode.INVALID_ARGUMENT, str(error)
+            except ServerBusyError as error:
+                code, text = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
+            except CourierError as error:  # the method of another service
+                code, text = grpc.StatusCode.UNKNOWN, str(error)
             except asyncio.CancelledError:
                 if not self._stopping:
                     raise  # the client has left
@@ -252,7 +232,7 @@ class FrontDoor:
         return guarded
 
     async def _hello(self, request: bytes, _: Any) -> bytes:
-        return self._sessions.hello(parse(pb.HelloRequest, request)).SerializeToString()
+        return self._sessions.hello(_wire.parse(pb.HelloRequest, request)).SerializeToString()
 
     def _admit(self, message: pb.Sealed, context: Any) -> tuple[pb.RequestHead, SessionKey]:
         head, key = self._sessions.open(message)
@@ -260,21 +240,21 @@ class FrontDoor:
         return head, key
 
     async def _call(self, request: bytes, context: Any) -> bytes:
-        message = parse(pb.Sealed, request)
+        message = _wire.parse(pb.Sealed, request)
         head, key = self._admit(message, context)
-        arguments = functools.partial(inline_parcel, message, head.arguments)
+        arguments = functools.partial(_wire.inline_parcel, message, head.arguments)
         return await self._answer(head, key, arguments, context)
 
     async def _send(self, pieces: AsyncIterator[bytes], context: Any) -> bytes:
         opening = await anext(pieces, None)
         if opening is None:
             raise ProtocolError("an empty stream")
-        message = parse(pb.Piece, opening).opening
+        message = _wire.parse(pb.Piece, opening).opening
         head, key = self._admit(message, context)
-        received = await receive(message, head.arguments, pieces)
+        received = await _wire.receive(message, head.arguments, pieces)
         if await anext(pieces, None) is not None:
             raise ProtocolError("the peer sent more bytes than it had announced")
-        arguments = functools.partial(checked, received, head.arguments)
+        arguments = functools.partial(_wire.checked, received, head.arguments)
         del received
         return await self._answer(head, key, arguments, context)
 
@@ -297,7 +277,7 @@ class FrontDoor:
             reply, parcel = pb.ReplyHead(kind=pb.ReplyHead.GENERATOR, ticket=ticket), None
         else:
             reply, parcel = outcome
-            if parcel is not None and not fits_inline(parcel):
+            if parcel is not None and not _wire.fits_inline(parcel):
                 ticket = self._park(head.session, outcome, call)
                 reply, parcel = pb.ReplyHead(kind=pb.ReplyHead.LARGE, ticket=ticket), None
         return _seal_reply(reply, parcel, key, head.sequence).SerializeToString()
@@ -306,7 +286,7 @@ class FrontDoor:
         running = self._handlers.try_submit(step)
         del step
         if running is None:
-            raise _QueueFullError
+            raise ServerBusyError("the queue is full")
         try:
             return await asyncio.wrap_future(running)
         except asyncio.CancelledError:
@@ -336,10 +316,10 @@ class FrontDoor:
         if isinstance(outcome, Given) and isinstance(outcome.value, bytes):
             return outcome.value
         if isinstance(outcome, Failure):
-            raise _FailedError(_sendable(f"{outcome.report.type_name}: {outcome.report.message}"))
+            raise CourierError(_sendable(f"{outcome.report.type_name}: {outcome.report.message}"))
         if isinstance(outcome, Items):
             self._close(outcome)
-        raise _FailedError(f"{path} is answered by {name}, which has not returned bytes")
+        raise CourierError(f"{path} is answered by {name}, which has not returned bytes")
 
     def _watch(self, context: Any, method: str) -> CallContext:
         # A call without a deadline has one in the far future, or none, depending on the version.
@@ -378,7 +358,7 @@ class FrontDoor:
                 self._close(outcome)
 
     async def _fetch(self, request: bytes, context: Any) -> None:
-        head, key = self._admit(parse(pb.Sealed, request), context)
+        head, key = self._admit(_wire.parse(pb.Sealed, request), context)
         parked = self._parked.get(head.ticket)
         if parked is None or parked.session != head.session:
             raise ProtocolError("no such reply; it was fetched, or waited too long")
@@ -389,7 +369,7 @@ class FrontDoor:
         reply, parcel = parked.what
         assert parcel is not None
         del parked
-        for piece in send(_seal_reply(reply, None, key, head.sequence), parcel):
+        for piece in _wire.send(_seal_reply(reply, None, key, head.sequence), parcel):
             await context.write(piece)
 
     async def _stream(
@@ -403,11 +383,11 @@ class FrontDoor:
                 step = self._handlers.submit(lambda: _describe_outcome(items.next_item()))
                 reply, parcel = await asyncio.wrap_future(step)
                 reply.item = position
-                if parcel is None or fits_inline(parcel):
+                if parcel is None or _wire.fits_inline(parcel):
                     message = _seal_reply(reply, parcel, key, sequence)
                     await context.write(pb.Piece(opening=message).SerializeToString())
                 else:
-                    for piece in send(_seal_reply(reply, None, key, sequence), parcel):
+                    for piece in _wire.send(_seal_reply(reply, None, key, sequence), parcel):
                         await context.write(piece)
                 if reply.kind != pb.ReplyHead.VALUE:
                     return
@@ -431,7 +411,7 @@ class FrontDoor:
         with outer, contextlib.suppress(OSError):
             bringing = self._loop.create_task(self._bring(pieces, outer))
             try:
-                while piece := await self._loop.sock_recv(outer, PIECE_BYTES):
+                while piece := await self._loop.sock_recv(outer, _wire.PIECE_BYTES):
                     await context.write(piece)
             finally:
                 self._streams.discard(outer)
@@ -470,7 +450,7 @@ def _describe_outcome(outcome: Answer | End) -> Reply:
     """Returns a reply; its kind has the same name as in frames."""
     kind = Kind(outcome.kind).name
     if isinstance(outcome, Value):
-        return pb.ReplyHead(kind=kind, parcel=describe(outcome.parcel)), outcome.parcel
+        return pb.ReplyHead(kind=kind, parcel=_wire.describe(outcome.parcel)), outcome.parcel
     if isinstance(outcome, Failure):
         report = outcome.report
         reply = pb.ReplyHead(
@@ -480,7 +460,7 @@ def _describe_outcome(outcome: Answer | End) -> Reply:
             traceback=_sendable(report.traceback),
         )
         if report.parcel is not None:
-            reply.parcel.CopyFrom(describe(report.parcel))
+            reply.parcel.CopyFrom(_wire.describe(report.parcel))
         return reply, report.parcel
     text = _sendable(outcome.text) if isinstance(outcome, Refusal) else ""
     return pb.ReplyHead(kind=kind, text=text), None
@@ -496,4 +476,4 @@ def _seal_reply(
 ) -> pb.Sealed:
     reply.sequence = sequence
     head = reply.SerializeToString()
-    return sealed(head, key.seal_reply(head), parcel)
+    return _wire.sealed(head, key.seal_reply(head), parcel)

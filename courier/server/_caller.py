@@ -153,7 +153,6 @@ class ServedConnection:
     def _finish(
         self, number: int, call: CallContext, outcome: Value | Failure | Refusal, at_once: bool
     ) -> None:
-        """Sends the only frame of a call."""
         call.end()
         if self._calls.pop(number, None) is None or self._gone:
             return  # the caller has cancelled

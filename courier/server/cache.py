@@ -109,7 +109,8 @@ class Cache:
         self._kept: collections.OrderedDict[_Key, _CacheEntry] = collections.OrderedDict()
         self._bytes = 0
         # Shared memory holds one per buffer, and the server needs some for its connections.
-        self._max_descriptors = _max_descriptors()
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._max_descriptors = 1 << 16 if limit == resource.RLIM_INFINITY else limit // 4
         self._descriptors = 0
 
     def answer(self, method: str, arguments: Parcel, call: CallContext) -> Answer | Later:
@@ -288,7 +289,6 @@ class _CacheEntry:
     answer: Value | None = None
     #: Keeps the memory of the answer, so that readers of this host can map it.
     frozen: Frozen | None = None
-    #: When the answer was asked for.
     asked_at: float = 0.0
     tried_at: float = 0.0
     wanted_at: float = 0.0
@@ -371,11 +371,6 @@ class CacheDispatcher(Dispatcher):
             return self.run(method, pack((args, kwargs)), call)
         except SerializationError as error:
             return Failure.of(error)
-
-
-def _max_descriptors() -> int:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 1 << 16 if limit == resource.RLIM_INFINITY else limit // 4
 
 
 def _passed_on(

@@ -194,7 +194,6 @@ class ConnectionServer:
         caller.on_event(READ)
 
     def redirect(self, unproven: UnprovenPeer, sock: socket.socket, data: bytes) -> None:
-        """Hands over a peer that speaks another protocol; part of `Reception`."""
         self._forget_unproven(unproven)
         self._remove(unproven.fileno())
         if data and not self._stopping:
@@ -360,7 +359,6 @@ class ConnectionServer:
             handlers.leave()
 
     def _tidy(self) -> bool:
-        """Frees memory that was not used for long; returns whether some is left."""
         now = monotonic()
         with self._lock:
             unproven = list(self._unproven.values())

@@ -92,7 +92,7 @@ class GrpcRelay:
         #: Peers that have reached gRPC, by the names that gRPC gives them.
         self._lines: dict[str, _GrpcClient] = {}
         self._strangers: collections.OrderedDict[_GrpcClient, None] = collections.OrderedDict()
-        #: Tasks of the strangers, and of peers that leave.
+        #: Of all strangers together.
         self._weight = 0
         #: Peers that had to make room, and whose connections gRPC has not closed yet.
         self._leaving: set[_GrpcClient] = set()

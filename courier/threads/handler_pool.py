@@ -52,7 +52,6 @@ class HandlerPool:
         self._busy: set[threading.Thread] = set()
         #: Idents of other threads that run a task in place of ours.
         self._lent_threads: list[int] = []
-        #: Tasks that have ended.
         self._ended = 0
         self._started = 0
         #: Whether the system refused the last thread; that is logged once.
@@ -80,11 +79,7 @@ class HandlerPool:
     def enter(self) -> bool:
         """Counts this thread as one of the pool until `leave`; False if all are taken."""
         with self._lock:
-            if (
-                self._tasks
-                or self._stopped
-                or len(self._busy) + len(self._lent_threads) >= self._size
-            ):
+            if self._tasks or self._stopped or not self._has_room():
                 return False
             self._lent_threads.append(get_ident())
             return True

@@ -34,7 +34,6 @@ if sys.version_info >= (3, 14) and not TYPE_CHECKING:
             return getattr(self._lock, name)  # what conditions look for
 
     def RLock() -> Lock:  # noqa: N802 - as that of `threading`
-        """Returns a lock that its thread may take again."""
         return Lock(threading.RLock())
 
 else:

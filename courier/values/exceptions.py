@@ -5,10 +5,10 @@ import traceback as _traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from courier.errors import RemoteError, SerializationError
-from courier.values.parcel import Parcel, can_pickle, pack, unpack
+from courier.values.parcel import MadeWhenLoaded, Parcel, can_pickle, pack, unpack
 from courier.values.texts import MOST_CHARACTERS, joined, said_by, shortened
 
 #: Characters of each exception in a traceback, so that all of a chain have room.
@@ -173,7 +173,7 @@ def _lines(error: BaseException, tb: TracebackType | None) -> Iterator[str]:
 
 
 def _pack_exception(error: BaseException, most_bytes: float) -> Parcel | None:
-    for make in (lambda: error, lambda: _Rebuilder.of(error, most_bytes)):
+    for make in (lambda: error, lambda: _by_its_state(error, most_bytes)):
         try:
             parcel = pack(make(), most_bytes)
             # Many exceptions pickle well and fail to load: their __init__ wants other arguments.
@@ -185,21 +185,11 @@ def _pack_exception(error: BaseException, most_bytes: float) -> Parcel | None:
     return None
 
 
-class _Rebuilder(NamedTuple):
-    """Rebuilds an exception without its __init__, from its pickled state."""
-
-    kind: type[BaseException]
-    args: tuple[Any, ...]
-    state: dict[str, Any]
-
-    @classmethod
-    def of(cls, error: BaseException, most_bytes: float) -> "_Rebuilder":
-        args = error.args if can_pickle(error.args, most_bytes) else (said_by(error),)
-        kept = (each for each in vars(error).items() if can_pickle(each[1], most_bytes))
-        return cls(type(error), args, dict(kept))
-
-    def __reduce__(self) -> Any:
-        return _rebuild, (self.kind, self.args, self.state)
+def _by_its_state(error: BaseException, most_bytes: float) -> MadeWhenLoaded:
+    """Returns what becomes the exception without its __init__, from its state."""
+    args = error.args if can_pickle(error.args, most_bytes) else (said_by(error),)
+    kept = (each for each in vars(error).items() if can_pickle(each[1], most_bytes))
+    return MadeWhenLoaded(_rebuild, type(error), args, dict(kept))
 
 
 def _rebuild(

@@ -72,7 +72,6 @@ class _Memory:
             buffer, offset = buffer[written:], offset + written
 
 
-#: All that are open.
 _open: "weakref.WeakSet[_Memory]" = weakref.WeakSet()
 #: Memories without a value. Finalisers change it, so it has no lock.
 _idle: collections.deque[_Memory] = collections.deque()

@@ -19,7 +19,7 @@ import types
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import cloudpickle
 
@@ -73,16 +73,12 @@ class Parcel:
                 yield bytes(gathered)
                 gathered.clear()
             if len(view) > size_bytes:
-                yield from _cut(view, size_bytes)
+                starts = range(0, len(view), size_bytes)
+                yield from (bytes(view[start : start + size_bytes]) for start in starts)
             else:
                 gathered += view
         if gathered:
             yield bytes(gathered)
-
-
-def _cut(view: memoryview, size_bytes: int) -> Iterator[bytes]:
-    for start in range(0, len(view), size_bytes):
-        yield bytes(view[start : start + size_bytes])
 
 
 def pack(value: Any, most_bytes: float = math.inf) -> Parcel:
@@ -344,16 +340,18 @@ def unshared(parcel: Parcel) -> Parcel:
 
 def compressed(parcel: Parcel) -> Parcel:
     """Returns a parcel in one compressed piece; `unpack` gives the same value."""
-    return Parcel(pickle.dumps(_Compressed(zlib.compress(pickle.dumps(parcel, protocol=5), 1))))
+    data = zlib.compress(pickle.dumps(parcel, protocol=5), 1)
+    return Parcel(pickle.dumps(MadeWhenLoaded(_decompress, data)))
 
 
-class _Compressed(NamedTuple):
-    """Becomes the value itself when it is unpickled."""
+class MadeWhenLoaded:
+    """Becomes what a function returns when it is unpickled."""
 
-    data: bytes
+    def __init__(self, make: Callable[..., Any], *args: Any) -> None:
+        self._parts = make, args
 
     def __reduce__(self) -> Any:
-        return _decompress, (self.data,)
+        return self._parts
 
 
 def _decompress(data: bytes) -> Any:
@@ -408,7 +406,6 @@ class ParcelAssembler:
             ) from error
 
     def filled(self, count: int) -> None:
-        """Takes bytes in the room."""
         assert self.room is not None
         self.room = self.room[count:] if count < len(self.room) else next(self._open, None)
 

@@ -34,7 +34,6 @@ def begin(tidier: object) -> None:
 
 
 def end(tidier: object) -> None:
-    """Notes that it will not be called any more."""
     _tidiers.discard(tidier)
     if not _tidiers:
         tidy(0.0)

@@ -86,21 +86,16 @@ class SegmentPool:
         caller closes; None if all go inline.
         """
         frozen = [frozen_of(buffer) for buffer in parcel.buffers]
-        large = [
-            part is None and len(buffer) >= MIN_BYTES
-            for part, buffer in zip(frozen, parcel.buffers, strict=True)
-        ]
-        if not any(large) and not any(frozen):
-            return None
+        large = {
+            index: buffer
+            for index, (part, buffer) in enumerate(zip(frozen, parcel.buffers, strict=True))
+            if part is None and len(buffer) >= MIN_BYTES
+        }
         regions: list[Region] = []
         descriptors: list[int] = []
-        places: list[tuple[int, int] | None] = [None] * len(large)
+        places: list[tuple[int, int] | None] = [None] * len(frozen)
         _place_frozen(frozen, regions, descriptors, places)
-        total = sum(
-            _aligned(len(buffer))
-            for buffer, is_large in zip(parcel.buffers, large, strict=True)
-            if is_large
-        )
+        total = sum(_aligned(len(buffer)) for buffer in large.values())
         segment = self._take(_DATA + total) if total else None
         if segment is not None:
             is_new = segment.descriptor is not None
@@ -108,17 +103,13 @@ class SegmentPool:
                 descriptors.append(segment.descriptor)
             regions.append(Region(segment.number, segment.size, is_new))
             at = _DATA
-            for index, (buffer, is_large) in enumerate(zip(parcel.buffers, large, strict=True)):
-                if is_large:
-                    _copy(segment.view, at, buffer)
-                    places[index] = (len(regions), at)
-                    at += _aligned(len(buffer))
-            if is_new:
-                # It is the peer's now; its byte says when it is free.
-                segment.descriptor = None
-        if not regions:
-            return None
-        return Layout(regions, places), descriptors
+            for index, buffer in large.items():
+                _copy(segment.view, at, buffer)
+                places[index] = (len(regions), at)
+                at += _aligned(len(buffer))
+            # It is the peer's now; its byte says when it is free.
+            segment.descriptor = None
+        return (Layout(regions, places), descriptors) if regions else None
 
     def _take(self, size: int) -> _Segment | None:
         now = time.monotonic()

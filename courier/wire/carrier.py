@@ -8,14 +8,12 @@ import array
 import contextlib
 import os
 import socket
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from courier.threads.locks import Lock
 from courier.wire.frames import Chunk
-from courier.wire.watching import READ, poll_once
 
 if TYPE_CHECKING:
     import ssl  # imported at run time only for TLS
@@ -166,17 +164,8 @@ class TlsCarrier(SocketCarrier):
         #: Ciphertext that the socket did not take yet.
         self._unsent: memoryview | bytes = b""
 
-    def shake_hands(self, timeout_s: float) -> None:
-        """Proves both sides to each other; raises ssl.SSLError or OSError."""
-        give_up_at = time.monotonic() + timeout_s
-        while not self.advance_handshake():
-            left = give_up_at - time.monotonic()
-            if left <= 0:
-                raise TimeoutError("the peer took too long for the TLS handshake")
-            poll_once(self.fileno(), READ, left)
-
     def advance_handshake(self) -> bool:
-        """Goes on with `shake_hands` without waiting; returns whether it is done."""
+        """Goes on with the handshake; returns whether it is done. Raises ssl.SSLError, OSError."""
         import ssl
 
         while True:

@@ -77,7 +77,6 @@ class Channel:
         )
         self._seals = Seals(send_key) if carrier.is_exposed else None
         self._send_now = carrier.send_now
-        #: Guards the queue of frames.
         self._queue_lock = Lock()
         #: Held by the one thread that sends; the others leave their frames to it.
         self._sending = Lock()
@@ -92,7 +91,6 @@ class Channel:
         #: Bytes that wait to be sent; read without the lock, as an estimate.
         self.unsent_bytes = 0
         self._is_held_back = False
-        #: Whether the connection has ended.
         self.is_shut = False
         self.is_closed = False
 

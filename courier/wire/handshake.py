@@ -92,7 +92,6 @@ class Introduction(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> "Introduction":
-        """Reads one, or raises ProtocolError."""
         try:
             fields: dict[str, Any] = json.loads(data)
             lists = {key: tuple(fields.get(key, ())) for key in ("idempotent", "methods")}
@@ -165,7 +164,6 @@ class ServerHandshake:
         return LENGTH.pack(len(body)) + body
 
     def check(self, proof: bytes) -> SessionKeys:
-        """Checks the client's proof, or raises AuthenticationError."""
         if not hmac.compare_digest(self._expected, proof):
             raise AuthenticationError("the client does not hold the secret")
         return _keys(self._key)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from courier.errors import AuthenticationError
 
-_NONCE_BYTES = 32
 _MIN_SECRET_BYTES = 16
 #: How many later requests of a session may overtake one.
 _WINDOW = 1 << 16
@@ -84,10 +83,6 @@ def _find_held(name: str) -> Secret:
             f"this process does not hold the secret {name!r} of the program that the client "
             "belongs to; clients can be passed between nodes of one program only"
         ) from None
-
-
-def make_nonce() -> bytes:
-    return os.urandom(_NONCE_BYTES)
 
 
 class SessionKey:
