@@ -114,7 +114,6 @@ def current_call() -> CallContext:
 
 
 def is_in_call() -> bool:
-    """Returns whether a handler runs in the current context."""
     return _current.get(None) is not None
 
 

@@ -154,7 +154,6 @@ class Dispatcher:
             return sorted(self._methods)
 
     def describe(self, method: str) -> tuple[str | None, inspect.Signature]:
-        """Returns the docstring and signature of a method; fails if there is none."""
         signature = signature_of(self._methods[method])
         parameters = [
             each.replace(default=_as_text(each.default, repr), annotation=_as_text(each.annotation))
@@ -300,7 +299,6 @@ class MethodCosts:
 
 
 def describe_unknown(method: str, names: Sequence[str]) -> str:
-    """Returns the message for a missing method, with similar and existing names."""
     import difflib  # only mistakes need it
 
     nearest = difflib.get_close_matches(method, names, 1)

@@ -230,10 +230,7 @@ class Tasks:
 
 
 def _all_tasks(loop: "asyncio.AbstractEventLoop") -> "set[asyncio.Task[Any]]":
-    """Returns the tasks of the running loop, also those that it made in other threads.
-
-    Another thread asks: since Python 3.14 this one does not see those.
-    """
+    """Returns the tasks of the running loop; since Python 3.14, only another thread sees all."""
     import asyncio
 
     found: list[set[asyncio.Task[Any]]] = []

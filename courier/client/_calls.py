@@ -180,7 +180,6 @@ class WireCall(PendingCall, Exchange):
         self.settle(type(error)(f"{self.where}: {error}"))
 
     def what_ran(self) -> str:
-        """Says whether a call that is not in flight may have run."""
         return "it was sent before and may have run" if self._repeats else "nothing was run"
 
     @property
@@ -190,8 +189,6 @@ class WireCall(PendingCall, Exchange):
     @property
     def may_have_run(self) -> bool:
         return self._repeats > 0
-
-    # Its end
 
     def _give_up(self, error: CourierError) -> bool:
         link, number = self.link, self.number

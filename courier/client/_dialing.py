@@ -56,11 +56,7 @@ class Dialled(NamedTuple):
 
 
 def dial(options: ClientOptions, timeout_s: float | None, *, over_grpc: bool = False) -> Dialled:
-    """Connects once; `over_grpc`: tries gRPC if the peer hangs up, as proxies for gRPC do.
-
-    Raises ServerUnreachableError if no server answers (SpeechlessError if the peer only hangs up),
-    AuthenticationError, or ProtocolError if something else answers.
-    """
+    """Connects once; `over_grpc`: tries gRPC if the peer hangs up, as proxies for gRPC do."""
     timing = options.timing
     limit_s = (
         timing.attempt_s if timeout_s is None else min(timing.attempt_s, max(timeout_s, 0.001))
@@ -157,7 +153,6 @@ def _wait(carrier: SocketCarrier, give_up_at: float) -> None:
 def _dial_local(
     options: ClientOptions, introduction: Introduction, give_up_at: float
 ) -> Dialled | None:
-    """Connects by the unix socket of a server on this machine, if possible."""
     if not introduction.local or not introduction.host or introduction.host != host_name():
         return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -328,10 +328,7 @@ class Lane:
             call.wake()
 
     def _fail(self, error: CourierError, own: Event, *, resigns: bool = False) -> None:
-        """Fails waiting calls, unless they wait for another address by now.
-
-        `resigns`: connecting ends with it. In one step, so that a later call starts it again.
-        """
+        """Fails waiting calls, unless they wait for another address; `resigns`: all in one step."""
         with self._lock:
             if self._dialler is not own:
                 return

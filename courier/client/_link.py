@@ -33,8 +33,7 @@ from courier.threads.locks import Lock
 from courier.values.parcel import Parcel
 from courier.wire.channel import BrokenError, Channel, NothingSentError
 from courier.wire.frames import Frame, SmallFrame, call_meta, whole
-from courier.wire.spinning import Spin
-from courier.wire.watching import READ, WRITE, poll_of, poll_once
+from courier.wire.watching import READ, WRITE, Spin, poll_of, poll_once
 
 #: Bytes that are sent at once, without waiting for more.
 _ENOUGH_BYTES = 1 << 12
@@ -250,8 +249,7 @@ class Link:
     ) -> None:
         """Sends the first frame of an exchange; unless `at_once`, a little later with others.
 
-        If the connection is full, this blocks until it is not. If it is lost, `lose` of the
-        exchange is called.
+        Blocks while the connection is full. If it is lost, `lose` of the exchange is called.
         """
         number = next(self._numbers)
         is_first = not self._open
@@ -422,7 +420,6 @@ class Link:
             self.hand_on()
 
     def hand_on(self) -> None:
-        """Wakes one of the waiting threads, which becomes the leader."""
         followers = self._followers
         while followers and not self._lead:
             try:

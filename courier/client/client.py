@@ -63,7 +63,7 @@ class _MethodView:
             raise AttributeError(f"{name!r} is private and cannot be called from afar")
         connection = self._connection
         method = _RemoteMethod(type(self)._call, connection, name)
-        if connection.lists(name):
+        if name in connection.lane.listed_methods():
             # Stored, so that the next call finds it at once. It refers to the connection only: with
             # this view, it would live until the next garbage collection.
             self.__dict__[name] = method
@@ -166,7 +166,6 @@ class AioCall(Coroutine[Any, Any, Any]):
 
 
 async def answer_to(begin: "Callable[[], AioFuture]") -> Any:
-    """Begins a call when it is awaited; returns or raises the outcome."""
     import asyncio
 
     future = begin()  # `lowlevel.awaited_call` looks at it

@@ -74,8 +74,6 @@ class Connection:
         # For methods of clients
         return Connection.to, (self.options,)
 
-    # Operations
-
     def derive(self, **changes: Any) -> "Connection":
         lane = self.lane.derive(**changes)
         return Connection(lane, lane.options.timeout_s)
@@ -137,8 +135,6 @@ class Connection:
 
     def where(self, method: str) -> str:
         return f"{self.lane.options.where}: {method}"
-
-    # Calls
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Sends a call, waits for it, and returns or raises its outcome; as `submit` and `finish`."""
@@ -214,9 +210,6 @@ class Connection:
             task()
 
     # The methods of the server
-
-    def lists(self, method: str) -> bool:
-        return method in self.lane.listed_methods()
 
     def lacks(self, method: str) -> bool:
         """Returns whether the server certainly lacks a method.

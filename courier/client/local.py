@@ -65,11 +65,8 @@ def withdraw(address: str, server: LocalServer) -> None:
 
 
 def server_at(options: ClientOptions) -> LocalServer | None:
-    """Returns the server of a client, if it is in this process."""
     reference = SERVERS.get(options.address)
-    if reference is None:
-        return None
-    server = reference()
+    server = None if reference is None else reference()
     if server is None or server.secret != options.secret or not server.takes_calls:
         return None  # the other way makes the error
     return server
@@ -252,7 +249,6 @@ class _LocalStream(Items):
             self._changed.notify_all()
 
     def give_up(self, error: CourierError) -> None:
-        """Ends the generator; its reader gets the error."""
         with self._changed:
             if not self._over and self._error is None:
                 self._error = error

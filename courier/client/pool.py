@@ -254,8 +254,6 @@ class Pool(_PoolView, Generic[T]):
     def __repr__(self) -> str:
         return f"courier.Pool({', '.join(member.name for member in self._members)})"
 
-    # Their methods
-
     def _methods(self) -> frozenset[str]:
         there, away = self._by_presence(self._members)
         return (there or away)[0].connection.methods()
@@ -263,8 +261,6 @@ class Pool(_PoolView, Generic[T]):
     def _check(self, name: str) -> None:
         if all(member.connection.lacks(name) for member in self._members):
             raise self._members[0].connection.unknown(name)
-
-    # The choice
 
     def _order(self, key: bytes | None) -> Sequence[_PoolMember]:
         """Returns all servers, the one to ask first; then those to ask in its place."""
@@ -294,8 +290,6 @@ class Pool(_PoolView, Generic[T]):
         now = time.monotonic()
         there = [member for member in members if member.down_until <= now]
         return there, [member for member in members if member not in there]
-
-    # Calls
 
     def _count(self, member: _PoolMember, change: int) -> None:
         """Notes that a call begins or ends."""

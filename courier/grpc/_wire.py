@@ -30,7 +30,6 @@ COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
 def open_channel(
     address: str, tls: TlsCredentials | None, *options: tuple[str, int]
 ) -> grpc.Channel:
-    """Returns a channel with a connection of its own to `host:port`."""
     # Without a scheme, gRPC would take some host names for one.
     target = f"dns:///{address}"
     options = (*COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1), *options)
@@ -53,7 +52,6 @@ def fits_inline(parcel: Parcel) -> bool:
 
 
 def sealed(head: bytes, seal: bytes, parcel: Parcel | None) -> pb.Sealed:
-    """Builds a message; `parcel` goes inside if given."""
     message = pb.Sealed(head=head, seal=seal)
     if parcel is not None:
         message.pickle = bytes(parcel.pickle)

@@ -125,8 +125,6 @@ class ServedConnection:
         else:
             raise ProtocolError(f"a frame of unknown kind {kind}")
 
-    # Answering
-
     def answer(
         self, number: int, call: CallContext, outcome: Answer | Later, *, at_once: bool
     ) -> None:
@@ -215,8 +213,6 @@ class ServedConnection:
                 self._watched = wanted
                 self._host.watch(self, wanted)
 
-    # The end
-
     def cancel_all(self) -> None:
         calls, self._calls = self._calls, {}
         for call in calls.values():
@@ -236,10 +232,7 @@ class ServedConnection:
         self._channel.close()
 
     def give_up(self) -> None:
-        """Ends the connection after the error that is being handled: no answer would come.
-
-        From any thread; the poller sees the end, and clears up.
-        """
+        """Ends the connection after the error being handled, from any thread; the poller clears up."""
         _log.exception("a courier server cannot answer %s and hangs up", self.peer)
         self._channel.shut()
 

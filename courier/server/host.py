@@ -36,8 +36,7 @@ from courier.wire.channel import Channel
 from courier.wire.handshake import NAME_BYTES, Introduction
 from courier.wire.place import ABSTRACT, host_name, is_own_user, keep_alive, peer_of
 from courier.wire.secret import Secret
-from courier.wire.spinning import Spin
-from courier.wire.watching import READ, make_watcher
+from courier.wire.watching import READ, Spin, make_watcher
 
 if TYPE_CHECKING:
     import ssl

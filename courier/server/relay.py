@@ -103,7 +103,6 @@ class GrpcRelay:
         self._opened.set()
 
     def take(self, sock: socket.socket, data: bytes, peer: str) -> None:
-        """Takes a connection over, with the bytes already read from it."""
         if len(self._strangers) == _MAX_STRANGERS:
             if len(self._leaving) == _MAX_STRANGERS:
                 sock.close()  # gRPC cannot close them fast enough

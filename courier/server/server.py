@@ -1,5 +1,6 @@
 """Servers: an object whose public methods can be called from other processes."""
 
+import contextlib
 import enum
 import socket
 import time
@@ -380,7 +381,9 @@ def _exposed_methods(obj: object, hidden: Collection[str] = ()) -> dict[str, Cal
     for name in dir(obj):
         if (name.startswith("_") and name != "__call__") or name in hidden:
             continue
-        attribute = _get(obj, name)
+        attribute = None
+        with contextlib.suppress(Exception):  # a property that fails now is not a method
+            attribute = getattr(obj, name)
         # Clients are callable, because a served object may be; one kept in an attribute is no method.
         if callable(attribute) and not isinstance(attribute, Client):
             answers_later = name == "__call__" and hasattr(obj, "__courier_call__")
@@ -388,10 +391,3 @@ def _exposed_methods(obj: object, hidden: Collection[str] = ()) -> dict[str, Cal
     if not callable(obj):
         methods.pop("__call__", None)
     return methods
-
-
-def _get(obj: object, name: str) -> Any:
-    try:
-        return getattr(obj, name)
-    except Exception:  # noqa: BLE001 - a property that fails now is not a method
-        return None

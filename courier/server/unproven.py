@@ -83,7 +83,6 @@ class UnprovenPeer:
             self._reception.reject(self)
 
     def _prove(self) -> Iterator[None]:
-        """Receives the prefix, the hello and the proof."""
         reception = self._reception
         opening = b""
         while len(opening) < handshake.PREFIX_BYTES:

@@ -33,7 +33,6 @@ class TensorPickler(pickle.Pickler):
 
 
 def tensor_pickler() -> type[TensorPickler] | None:
-    """Returns it; None where there are no tensors."""
     if not (reducers := tensor_reducers()):
         return None
     sizes = len(reducers), len(copyreg.dispatch_table)

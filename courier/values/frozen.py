@@ -54,7 +54,7 @@ class _Memory:
         return False
 
     def lend(self) -> int:
-        """Returns a descriptor for mapping it, which the caller closes."""
+        """Returns a descriptor for mapping it, here or elsewhere, which the caller closes."""
         # Opened anew, because a lock belongs to what `open` returns.
         descriptor = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -125,13 +125,14 @@ os.register_at_fork(after_in_child=_survive_fork)
 class Frozen:
     """Copies of buffers that never change again."""
 
-    __slots__ = ("__weakref__", "_memory", "size", "views")
+    __slots__ = ("__weakref__", "_memory", "lend", "size", "views")
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
         """Copies buffers, each to the beginning of a page; raises OSError without memory."""
         sizes = [-(-len(buffer) // mmap.PAGESIZE) * mmap.PAGESIZE for buffer in buffers]
         self.size = sum(sizes)
         self._memory = _take(self.size)
+        self.lend = self._memory.lend
         weakref.finalize(self, _give_back, self._memory)
         self.views: list[memoryview] = []
         descriptor = self._memory.lend()
@@ -146,10 +147,6 @@ class Frozen:
                 offset += size
         finally:
             os.close(descriptor)
-
-    def lend(self) -> int:
-        """Returns a descriptor with which another process maps it; the caller closes it."""
-        return self._memory.lend()
 
 
 #: By the memory of a buffer: the whole memory, and the offset in it.

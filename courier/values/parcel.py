@@ -297,7 +297,6 @@ _by_value: Callable[[], set[str]] = cloudpickle.list_registry_pickle_by_value
 
 
 def _is_found_by_name(function: Any) -> bool:
-    """Returns whether another process finds the same object by its name."""
     module = f"{function.__module__}."
     if any(module.startswith(f"{each}.") for each in ("__main__", *_by_value())):
         return False

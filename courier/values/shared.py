@@ -1,5 +1,6 @@
 """Values for many readers: serialised once, and mapped by readers on the same host."""
 
+import contextlib
 import pickle
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
@@ -75,10 +76,8 @@ def freeze(parcel: Parcel, *, maps: bool = AVAILABLE) -> tuple[Parcel, Frozen | 
     large = [view for view in views if len(view) >= MIN_BYTES]
     whole: Frozen | None = None
     if large and maps:
-        try:
+        with contextlib.suppress(OSError):
             whole = Frozen(large)
-        except OSError:
-            whole = None
     frozen = iter(whole.views if whole is not None else ())
     buffers: list[memoryview] = []
     for view in views:

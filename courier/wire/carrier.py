@@ -255,7 +255,6 @@ class TlsCarrier(SocketCarrier):
         return taken
 
     def _send_all(self, ciphertext: memoryview | bytes) -> None:
-        """Sends as much as goes now, and keeps the rest."""
         try:
             while ciphertext:
                 sent = self._send(ciphertext, DONTWAIT)

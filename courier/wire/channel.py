@@ -315,7 +315,6 @@ class Channel:
         return not self._is_held_back
 
     def _next_run(self) -> tuple[list[Chunk], Sequence[int]] | None:
-        """Returns the first chunks, and descriptors to send with them."""
         with self._queue_lock:
             self._end_batch()
             if not self._chunks:

@@ -103,7 +103,6 @@ SmallFrame = tuple[int, int, bytearray, bytearray]
 
 
 def whole(small: SmallFrame) -> Frame:
-    """Returns a small frame in the form of all others."""
     kind, call, meta, data = small
     return Frame(kind, call, bytes(meta), Parcel(data))
 
@@ -154,10 +153,7 @@ def encode(
     layout: Layout | None = None,
     seals: Seals | None = None,
 ) -> list[Chunk]:
-    """Returns a frame as chunks to be sent in order; small frames are one chunk.
-
-    Frames with seals must be sent in the order in which they were encoded.
-    """
+    """Returns a frame as chunks to send in order; with seals, in the order of encoding, too."""
     data, buffers = parcel.pickle, parcel.buffers
     if not buffers and len(data) <= SMALL_BYTES:
         return [encode_small(kind, call, meta, data, seals)]

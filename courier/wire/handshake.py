@@ -151,7 +151,6 @@ class ServerHandshake:
         self._key = b""
 
     def welcome(self, hello: bytes) -> bytes:
-        """Answers a hello, with the length before it."""
         meant, client_nonce = hello[:NAME_BYTES], hello[NAME_BYTES:]
         introduction = self._introduction
         if meant not in (NO_NAME, bytes.fromhex(introduction.name)):

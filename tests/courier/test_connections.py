@@ -19,7 +19,7 @@ from courier import lowlevel
 from courier.client import _link
 from courier.wire.carrier import SocketCarrier
 from courier.wire.channel import Channel
-from courier.wire.spinning import Events, Spin
+from courier.wire.watching import Events, Spin
 from tests.courier.conftest import Connect, Reserve, Script, Serve, our_threads
 from tests.courier.served import Node
 from tests.courier.waiting import wait_until

@@ -2,7 +2,7 @@
 
 import itertools
 
-from courier.wire.spinning import Events, Spin
+from courier.wire.watching import Events, Spin
 
 _LOOK_S = 2e-6
 
