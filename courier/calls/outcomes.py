@@ -23,7 +23,7 @@ from courier.errors import (
 from courier.threads.abandoned import leave
 from courier.threads.handler_pool import HandlerPool
 from courier.values.exceptions import ExceptionReport
-from courier.values.parcel import Parcel, pack, unpack
+from courier.values.parcel import NO_PARCEL, Parcel, pack, unpack
 from courier.values.texts import shortened
 
 Step = concurrent.futures.Future
@@ -74,7 +74,6 @@ class Value:
 
 
 def unreadable(call: str, error: SerializationError) -> SerializationError:
-    """Returns the error for the caller if the result of a method cannot be unpickled."""
     return SerializationError(f"{call} answered, but its result cannot be unpickled here: {error}")
 
 
@@ -160,14 +159,14 @@ class End:
     """A generator has no more items."""
 
     kind = Kind.END
-    parcel = Parcel(b"")
+    parcel = NO_PARCEL
 
 
 class Items:
     """The method is a generator; `next_item` takes one step. One step at a time."""
 
     kind = Kind.GENERATOR
-    parcel = Parcel(b"")
+    parcel = NO_PARCEL
     #: Whether a step from `begin` holds no thread.
     is_async = False
 

@@ -83,7 +83,6 @@ class PendingCall:
             self._call_back()
 
     def _call_back(self) -> None:
-        """Calls back, unless another thread does."""
         callback = vars(self).pop("_callback", None)
         if callback is not None:
             callback(self)

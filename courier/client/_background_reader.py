@@ -161,11 +161,10 @@ class BackgroundReader:
 
     def _tidy(self) -> None:
         with self._lock:
-            links = [
-                link for reference in self._links.values() if (link := reference()) is not None
-            ]
-        for link in links:
-            link.tidy()
+            references = list(self._links.values())
+        for reference in references:
+            if (link := reference()) is not None:
+                link.tidy()
         frozen.tidy()
 
     def _look_around(self) -> float | None:

@@ -15,7 +15,7 @@ from courier.errors import (
     ProtocolError,
     ServerLostError,
 )
-from courier.values.parcel import Parcel
+from courier.values.parcel import NO_PARCEL, Parcel
 from courier.wire.frames import Frame, call_meta, item_weight
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class WireCall(PendingCall, Exchange):
             # Cancelled meanwhile, perhaps before it was sent.
             link.forget(self.number)
             if not link.is_lost:
-                link.post(Kind.CANCEL, self.number, Parcel(b""))
+                link.post(Kind.CANCEL, self.number, NO_PARCEL)
 
     def accept(self, frame: Frame) -> None:
         kind = frame.kind
@@ -195,7 +195,7 @@ class WireCall(PendingCall, Exchange):
         if not self.settle(error):
             return False
         if link is not None:
-            link.post(Kind.CANCEL, number, Parcel(b""))
+            link.post(Kind.CANCEL, number, NO_PARCEL)
         return True
 
     def _note_end(self) -> None:
@@ -265,11 +265,10 @@ class WireStream(Items, Exchange):
     def close(self) -> None:
         if self._over:
             return
-        self._over = True
-        self._link.forget(self.number)
+        self._finish()
         self._frames.clear()
         if self._error is None:
-            self._link.post(Kind.CANCEL, self.number, Parcel(b""))
+            self._link.post(Kind.CANCEL, self.number, NO_PARCEL)
         self.wake()
 
     def accept(self, frame: Frame) -> None:
@@ -287,7 +286,7 @@ class WireStream(Items, Exchange):
         if not self._over and self._error is None:
             self._error = self._call.timeout_error("not all items came")
             self._link.forget(self.number)
-            self._link.post(Kind.CANCEL, self.number, Parcel(b""))
+            self._link.post(Kind.CANCEL, self.number, NO_PARCEL)
             self.wake()
 
     def end(self, error: CourierError) -> None:

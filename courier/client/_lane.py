@@ -380,9 +380,9 @@ class Lane:
             each.stop_waiting()
 
     def move(self, address: str | None) -> None:
-        """Sends calls to another address from now on, also waiting ones.
+        """Closes the connection, whose calls raise ServerLostError; None: stays at the address.
 
-        None stays at the present address. Closes the connection: its calls raise ServerLostError.
+        Otherwise calls go to another address from now on, also waiting ones.
         """
         # Without locks, because callers whose calls end here may call again.
         for finish in self._move(address):

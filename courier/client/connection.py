@@ -209,8 +209,6 @@ class Connection:
         if self._callbacks.submit(task).cancelled():
             task()
 
-    # The methods of the server
-
     def lacks(self, method: str) -> bool:
         """Returns whether the server certainly lacks a method.
 

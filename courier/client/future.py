@@ -97,7 +97,6 @@ class CallFuture(concurrent.futures.Future[Any]):
         )
 
     def hurry(self) -> None:
-        """Notes that the end must be reported even though no thread waits for it."""
         for pending in self._pending:
             pending.hurry()
 
@@ -116,7 +115,6 @@ class CallFuture(concurrent.futures.Future[Any]):
             self._unread.error = None
 
     def cancel(self) -> bool:
-        """Cancels the call. Returns False if its answer is already here."""
         if not super().cancel():
             return False
         try:

@@ -165,8 +165,6 @@ class LocalCall(PendingCall):
         if self._stream is None:
             self._server.end(self)
 
-    # Called by clients
-
     def wait_until(self, deadline: float | None) -> bool:
         if not self.is_settled and self._done is not None:
             self._done.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))

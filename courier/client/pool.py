@@ -80,7 +80,6 @@ class _PoolMember:
         return math.inf if timeout_s is None else timeout_s
 
     def weight(self, key: bytes) -> bytes:
-        """Returns the weight of this server for a key: the greatest weight wins."""
         return hashlib.blake2b(key, key=self._digest, digest_size=16).digest()
 
     def mark_there(self) -> None:
@@ -292,7 +291,6 @@ class Pool(_PoolView, Generic[T]):
         return there, [member for member in members if member not in there]
 
     def _count(self, member: _PoolMember, change: int) -> None:
-        """Notes that a call begins or ends."""
         with self._lock:
             member.load += change
 

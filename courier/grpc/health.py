@@ -14,7 +14,6 @@ _REQUEST = health_pb2.HealthCheckRequest().SerializeToString()
 
 
 def ask(address: str, timeout_s: float, tls: TlsCredentials | None) -> bool:
-    """Returns whether a server says SERVING within `timeout_s`."""
     # Its own channel costs 1 ms, and needs no care when closing, forking or reconnecting. There is
     # no pause after a failed attempt.
     with open_channel(address, tls) as channel:

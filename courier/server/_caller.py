@@ -189,7 +189,6 @@ class ServedConnection:
             call.end()
 
     def say_goodbye(self) -> None:
-        """Asks the client to begin no more calls here."""
         self._channel.post(Kind.GOODBYE, 0)
         self.flush()
 
@@ -232,7 +231,7 @@ class ServedConnection:
         self._channel.close()
 
     def give_up(self) -> None:
-        """Ends the connection after the error being handled, from any thread; the poller clears up."""
+        """Ends the connection after the present error, from any thread; the poller clears up."""
         _log.exception("a courier server cannot answer %s and hangs up", self.peer)
         self._channel.shut()
 

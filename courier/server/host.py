@@ -30,7 +30,7 @@ from courier.threads.handler_pool import HandlerPool
 from courier.threads.locks import Event, Lock
 from courier.threads.surviving import PAUSE_S, surviving
 from courier.values import frozen, reused
-from courier.values.parcel import Parcel
+from courier.values.parcel import NO_PARCEL
 from courier.wire.address import join_address
 from courier.wire.channel import Channel
 from courier.wire.handshake import NAME_BYTES, Introduction
@@ -178,7 +178,6 @@ class ConnectionServer:
             pass
 
     def welcome(self, unproven: UnprovenPeer, channel: Channel) -> None:
-        """Makes a caller of a peer that has proved itself; part of `Reception`."""
         self._forget_unproven(unproven)
         unproven.on_welcome()
         caller = ServedConnection(self, channel)
@@ -258,7 +257,7 @@ class ConnectionServer:
             began = perf_counter()
             outcome = self.dispatcher.run(call.method, work.arguments, call)
             # Freed before the answer is sent: the client may then reuse memory that it lent us.
-            work.arguments = _NOTHING
+            work.arguments = NO_PARCEL
             caller.answer(work.number, call, outcome, at_once=True)
             self._costs.learn(call.method, perf_counter() - began)
         except BaseException:  # noqa: BLE001 - the waiting caller gets the error
@@ -339,7 +338,7 @@ class ConnectionServer:
             self._wake_watch()
         try:
             outcome = self.dispatcher.run(call.method, work.arguments, call)
-            work.arguments = _NOTHING  # as in `_run_in_pool`
+            work.arguments = NO_PARCEL  # as in `_run_in_pool`
             with self._turn:
                 mine = self._poller is me
                 if mine:
@@ -478,9 +477,6 @@ class ConnectionServer:
             unproven.close()
         for caller in list(self._callers.values()):
             caller.drop()
-
-
-_NOTHING = Parcel(b"")
 
 
 class _Listener:

@@ -129,7 +129,6 @@ class GrpcRelay:
         self._open.discard(line)
 
     def _uncount(self, line: _GrpcClient) -> None:
-        """Counts a peer no longer as a stranger."""
         line.patience.cancel()
         self._strangers.pop(line, None)
         self._weight -= line.weight
@@ -143,7 +142,6 @@ class GrpcRelay:
             self._uncount(line)
 
     def peer_of(self, name: str) -> str:
-        """Returns the peer that gRPC knows by a name; the name itself if it has left."""
         line = self._lines.get(name)
         return line.peer if line is not None else name
 

@@ -61,8 +61,7 @@ class HandlerPool:
     def submit(self, fn: Callable[[], R]) -> "concurrent.futures.Future[R]":
         """Runs the next step of an accepted call in a thread, however long the queue is.
 
-        The outcome is cancelled if it will not run: the pool was stopped, or has no thread and can
-        start none.
+        The outcome is cancelled if the pool was stopped, or has no thread and can start none.
         """
         with self._changed:
             return self._put(fn)
@@ -149,7 +148,6 @@ class HandlerPool:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether tasks wait for a thread; an estimate."""
         return bool(self._tasks)
 
     def load(self) -> tuple[bool, int]:

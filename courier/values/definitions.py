@@ -29,7 +29,6 @@ def stand_in() -> StandIn:
 
 
 def name_in_script(obj: object) -> str | None:
-    """Returns the name of a class or function in the script; None if it is not there."""
     name = getattr(obj, "__qualname__", None)
     if getattr(obj, "__module__", None) not in SCRIPT_NAMES or not isinstance(name, str):
         return None

@@ -81,6 +81,9 @@ class Parcel:
             yield bytes(gathered)
 
 
+NO_PARCEL = Parcel(b"")
+
+
 def pack(value: Any, most_bytes: float = math.inf) -> Parcel:
     """Pickles a value; raises SerializationError, also if it takes more than `most_bytes`."""
     buffers: list[pickle.PickleBuffer] = []
@@ -359,7 +362,6 @@ def _decompress(data: bytes) -> Any:
 
 
 def writable_copy(data: bytes | memoryview) -> WritableBuffer:
-    """Copies received bytes into memory that an array may own and write."""
     copy = allocate(len(data))
     memoryview(copy)[:] = data
     return copy
@@ -424,7 +426,6 @@ class ParcelAssembler:
             raise ProtocolError("the peer sent more bytes than it had announced")
 
     def finish(self) -> Parcel:
-        """Returns the parcel; raises ProtocolError if bytes are missing."""
         if self.room is not None:
             raise ProtocolError("the peer sent fewer bytes than it had announced")
         return Parcel(memoryview(self.pickle), self.buffers)

@@ -82,8 +82,7 @@ class SegmentPool:
     def place(self, parcel: Parcel) -> tuple[Layout, list[int]] | None:
         """Puts the large buffers of a parcel into shared memory, if that saves time.
 
-        Returns their places, and duplicates of the descriptors to send with the frame, which the
-        caller closes; None if all go inline.
+        Returns their places, and descriptors to send and then to close; None if all go inline.
         """
         frozen = [frozen_of(buffer) for buffer in parcel.buffers]
         large = {

@@ -10,7 +10,7 @@ from courier._timing import DEFAULT, Timing
 from courier.errors import CourierError
 from courier.threads.locks import Lock
 from courier.values.frozen import AVAILABLE
-from courier.values.parcel import Parcel
+from courier.values.parcel import NO_PARCEL, Parcel
 from courier.wire._segments import SegmentMap, SegmentPool
 from courier.wire.carrier import DONTWAIT, MAX_CHUNKS, SocketCarrier
 from courier.wire.frames import (
@@ -26,7 +26,6 @@ from courier.wire.frames import (
     pack_header,
 )
 
-_NO_PARCEL = Parcel(b"")
 #: Small frames are gathered up to here before they are sent.
 _BATCH_BYTES = 1 << 16
 _NOT_BLOCKING = (False,)
@@ -98,7 +97,7 @@ class Channel:
     def is_pending(self) -> bool:
         return self.unsent_bytes > 0 or self._is_held_back
 
-    def post(self, kind: int, call: int, parcel: Parcel = _NO_PARCEL, *, meta: bytes = b"") -> None:
+    def post(self, kind: int, call: int, parcel: Parcel = NO_PARCEL, *, meta: bytes = b"") -> None:
         me = get_ident()
         self.busy[me] = None
         try:
@@ -131,7 +130,6 @@ class Channel:
             self._put(chunks, descriptors)
 
     def _place(self, parcel: Parcel) -> tuple[Layout | None, Sequence[int]]:
-        """Puts large buffers into shared memory; returns their places, and its descriptors."""
         placed = self._pool.place(parcel) if parcel.buffers and self._pool is not None else None
         return (None, ()) if placed is None else placed
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from courier.calls.outcomes import Kind
 from courier.errors import AuthenticationError, ProtocolError, UnknownMethodError
-from courier.values.parcel import Parcel, ParcelAssembler, WritableBuffer
+from courier.values.parcel import NO_PARCEL, Parcel, ParcelAssembler, WritableBuffer
 
 _HEADER = struct.Struct("<BBHIQQ")
 pack_header = _HEADER.pack
@@ -141,13 +141,10 @@ class Seals:
             raise AuthenticationError("a frame does not carry the seal of its connection")
 
 
-_NO_PARCEL = Parcel(b"")
-
-
 def encode(
     kind: int,
     call: int,
-    parcel: Parcel = _NO_PARCEL,
+    parcel: Parcel = NO_PARCEL,
     *,
     meta: bytes = b"",
     layout: Layout | None = None,
@@ -270,7 +267,6 @@ class FrameReader:
         return frames
 
     def check(self) -> None:
-        """Raises the error after the last returned frames; see `filled`."""
         if self._failure is not None:
             raise self._failure
 

@@ -126,7 +126,6 @@ class SequenceWindow:
         self._ahead: dict[int, None] = {}
 
     def admit(self, number: int) -> bool:
-        """Returns True the first time it sees a number, False ever after."""
         if number <= self._floor or number in self._ahead:
             return False
         self._ahead[number] = None
