@@ -114,11 +114,13 @@ class ConnectionServer:
         self._watch_ends = Event()
         self._watch_thread: threading.Thread | None = None
         self._turn = Lock()
+        #: Whether the poller may wait for ever.
+        self._sleeps = False
         survive(self)
 
     def start(self) -> None:
         SWITCH_INTERVAL.begin()
-        reused.begin(self)
+        reused.begin(self, self._wake_to_tidy)
         self.is_healthy = True
         self._add(_Listener(self, self._listener, Way.PORT))
         if self._local is not None:
@@ -292,7 +294,7 @@ class ConnectionServer:
                     self._flush()
                 if not self._ready:
                     self._ready.extend(self._watcher.poll(wait_s))
-                    wait_s = tidy_s
+                    wait_s, self._sleeps = tidy_s, False
                 if self._ready and not self._over:
                     self._react(*self._ready.popleft())
                     if self._ready or self._work:
@@ -306,6 +308,7 @@ class ConnectionServer:
                         self._reject_all()
                     if monotonic() > tidies_at:
                         tidies_at = monotonic() + tidy_s
+                        self._sleeps = True  # before it looks: what comes then wakes it
                         if not self._tidy() and not self._ready:
                             wait_s = None  # a server without calls costs nothing
 
@@ -355,6 +358,10 @@ class ConnectionServer:
             caller.give_up()
         finally:
             handlers.leave()
+
+    def _wake_to_tidy(self) -> None:
+        if self._sleeps:
+            self._watcher.wake()
 
     def _tidy(self) -> bool:
         now = monotonic()
@@ -462,6 +469,7 @@ class ConnectionServer:
         self._work.clear()
         alive = [thread.name for thread in threads if thread.is_alive()]
         frozen.tidy(0.0)
+        self._sleeps = False
         reused.end(self)
         if not alive:
             self._is_closed = True

@@ -12,6 +12,7 @@ import resource
 import sys
 import time
 import weakref
+from collections.abc import Callable
 
 #: Unused memory that is kept: so many bytes in all, and this part of what a process may have.
 _MAX_IDLE_BYTES, _MAX_IDLE_PART = 256 << 20, 1 / 16
@@ -22,19 +23,23 @@ _STEP_BITS, _LEAST_STEP_BYTES = 6, 1 << 16
 #: Unused memory by its size, the newest last, each with the time since when. Finalisers change it,
 #: also while other code does: it has no lock, and its keys stay.
 _idle: dict[int, list[tuple[float, mmap.mmap]]] = {}
-#: Identities of memory in use.
-_lent: set[int] = set()
-#: Who calls `tidy`; without them, no memory is kept.
-_tidiers: set[object] = set()
+#: Who calls `tidy`, and what to call when there is something to tidy again; without them, no memory
+#: is kept.
+_tidiers: dict[object, Callable[[], object]] = {}
 
 
-def begin(tidier: object) -> None:
-    """Notes that `tidy` will be called, until `end`."""
-    _tidiers.add(tidier)
+def begin(tidier: object, wake: Callable[[], object] = lambda: None) -> None:
+    """Notes that `tidy` will be called, until `end`.
+
+    Args:
+        tidier: Who calls it: as long as it returns true, and after `wake`.
+        wake: Called when memory is kept, in finalisers; one that calls `tidy` anyway needs none.
+    """
+    _tidiers[tidier] = wake
 
 
 def end(tidier: object) -> None:
-    _tidiers.discard(tidier)
+    _tidiers.pop(tidier, None)
     if not _tidiers:
         tidy(0.0)
 
@@ -52,7 +57,6 @@ def take(size_bytes: int) -> memoryview:
         memory = _fresh(size)
     # All views refer to this object, and it alone to the memory.
     lease = (ctypes.c_char * size_bytes).from_buffer(memory)
-    _lent.add(id(memory))
     weakref.finalize(lease, _give_back, memory).atexit = False
     return memoryview(lease).cast("B")
 
@@ -70,7 +74,6 @@ def _fresh(size: int) -> mmap.mmap:
 
 
 def _give_back(memory: mmap.mmap) -> None:
-    _lent.discard(id(memory))
     size, (limit, _) = len(memory), resource.getrlimit(resource.RLIMIT_DATA)
     is_limited = limit != resource.RLIM_INFINITY
     most = min(_MAX_IDLE_BYTES, limit * _MAX_IDLE_PART) if is_limited else _MAX_IDLE_BYTES
@@ -78,16 +81,18 @@ def _give_back(memory: mmap.mmap) -> None:
         tidy(0.0)  # the newest is the likeliest to be wanted again
     if size <= most and _tidiers:
         _idle.setdefault(size, []).append((time.monotonic(), memory))
+        for wake in list(_tidiers.values()):
+            wake()
 
 
 def tidy(idle_s: float = _IDLE_S) -> bool:
-    """Frees memory that was not used for so many seconds; returns whether some is left, or in use."""
+    """Frees memory that was not used for so many seconds; returns whether some is left."""
     limit = time.monotonic() - idle_s
     for size in list(_idle):
         with contextlib.suppress(IndexError):  # another thread was faster
             while _idle[size][0][0] <= limit:
                 _idle[size].pop(0)
-    return bool(_lent) or any(_idle[size] for size in list(_idle))
+    return any(_idle[size] for size in list(_idle))
 
 
 def _survive_fork() -> None:
