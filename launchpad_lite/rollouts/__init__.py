@@ -1,0 +1,51 @@
+"""Rollouts for reinforcement learning: generators, a trainer, and weights between them.
+
+from launchpad_lite import rollouts
+
+Generators work ahead of the trainer within a bound of staleness; nothing hangs without saying for
+whom it waits.
+"""
+
+from launchpad_lite.rollouts.errors import (
+    GeneratorsGoneError,
+    PromptsFailedError,
+    RolloutsError,
+    TrainerReplacedError,
+    WeightsError,
+)
+from launchpad_lite.rollouts.results import (
+    Batch,
+    FailedPrompt,
+    Rollout,
+    RolloutGroup,
+    RolloutState,
+    RolloutStatus,
+)
+from launchpad_lite.rollouts.rollouts import Rollouts, RolloutsClient, RolloutsHandle
+from launchpad_lite.rollouts.weights import (
+    VersionedWeights,
+    Weights,
+    WeightsClient,
+    WeightsHandle,
+)
+
+__all__ = [
+    "Batch",
+    "FailedPrompt",
+    "GeneratorsGoneError",
+    "PromptsFailedError",
+    "Rollout",
+    "RolloutGroup",
+    "RolloutState",
+    "RolloutStatus",
+    "Rollouts",
+    "RolloutsClient",
+    "RolloutsError",
+    "RolloutsHandle",
+    "TrainerReplacedError",
+    "VersionedWeights",
+    "Weights",
+    "WeightsClient",
+    "WeightsError",
+    "WeightsHandle",
+]

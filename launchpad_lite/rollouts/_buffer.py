@@ -1,0 +1,631 @@
+"""The decisions of the buffer between generators and a trainer.
+
+A state machine without I/O and without a clock: `now` is any clock that never goes back, in seconds.
+Not thread-safe.
+
+A prompt becomes a group of slots. A slot waits, is leased to a generator, and gets a rollout: the
+first one counts, whatever comes doubled or late. A complete group waits for a batch. A batch counts
+as trained when the trainer publishes, or asks for the next one.
+
+**The bound.** A step ends when the trainer publishes after a batch; more publishes before the next
+batch end no more steps. A group that begins in step b is in a batch of step b + max_staleness at the
+latest. With "discard", older groups are thrown away, and their prompts begin again. With "pace",
+nothing is thrown away, by two rules. First, at most max_staleness + 1 batches of groups have begun
+and are not trained. Second, a batch takes the oldest complete groups, and waits for older ones if
+those that it leaves would not all find room in the batches of the next steps in time.
+"""
+
+import collections
+import heapq
+import math
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from launchpad_lite.rollouts._prompts import PromptOrder, PromptRef
+from launchpad_lite.rollouts.errors import (
+    GeneratorsGoneError,
+    PromptsFailedError,
+    TrainerReplacedError,
+)
+from launchpad_lite.rollouts.results import FailedPrompt, RolloutState, RolloutStatus
+
+#: Seconds after which generators that are held up will not go on.
+_SURE_S = 3.0
+#: Prompts that fail one after the other, at least, before all are taken to fail.
+_LEAST_FAILED = 3
+#: Open groups are so many times more if groups may be thrown away.
+_AHEAD = 2
+
+
+class GeneratorLife(NamedTuple):
+    """One life of a generator: a node that starts again begins another one."""
+
+    name: str
+    life: str
+
+
+class RolloutOrder(NamedTuple):
+    """One rollout to make.
+
+    Attributes:
+        token: Names this attempt.
+        prompt: Its prompt.
+        rollout: Its place in the group.
+        version: The oldest version of the weights that will do.
+    """
+
+    token: str
+    prompt: PromptRef
+    rollout: int
+    version: int
+
+
+class MadeRollout(NamedTuple):
+    """A rollout as its generator sends it; `payload` is opaque here."""
+
+    payload: Any
+    version: int
+    generator: str
+    took_s: float
+
+
+class CompleteGroup(NamedTuple):
+    """A group of a batch."""
+
+    prompt: PromptRef
+    rollouts: Sequence[MadeRollout]
+    staleness: int
+
+
+class HandedBatch(NamedTuple):
+    """A batch as the buffer hands it out; without groups, all prompts were used.
+
+    Attributes:
+        groups: The oldest first.
+        step: Steps that have ended.
+        set_aside: Prompts that were given up since the last batch.
+        state: What to restore once this batch is trained.
+    """
+
+    groups: Sequence[CompleteGroup]
+    step: int
+    set_aside: Sequence[FailedPrompt]
+    state: RolloutState
+
+
+class BufferRules(NamedTuple):
+    """What the user has chosen; see `Rollouts`."""
+
+    group_size: int
+    min_group_size: int
+    max_staleness: int
+    discards: bool = False
+    rollout_timeout_s: float = math.inf
+    max_attempts: int = 3
+    max_losses: int = 10
+    absence_s: float = 60.0
+    lease_s: float = 10.0
+    generators: int = 1
+
+
+@dataclass(slots=True)
+class _Lease:
+    token: str
+    holder: str
+    begun_at: float
+    deadline_at: float
+    #: What the generator does for it now, for people.
+    doing: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    lease: _Lease | None = None
+    made: MadeRollout | None = None
+    errors: list[str] = field(default_factory=list)
+    losses: int = 0
+    #: The generator that was too slow with it: another one is to try.
+    avoid: str = ""
+    is_dropped: bool = False
+
+    @property
+    def is_settled(self) -> bool:
+        return self.made is not None or self.is_dropped
+
+    @property
+    def is_free(self) -> bool:
+        return self.lease is None and not self.is_settled
+
+
+@dataclass(slots=True, eq=False)
+class _OpenGroup:
+    number: int
+    prompt: PromptRef
+    #: The step in which it began.
+    begun: int
+    slots: list[_Slot]
+
+    @property
+    def is_complete(self) -> bool:
+        return all(slot.is_settled for slot in self.slots)
+
+
+@dataclass(slots=True)
+class _Generator:
+    life: str
+    seen_at: float
+    #: The attempts that it works at, also those that were given up.
+    held: set[str] = field(default_factory=set)
+    #: Since when it works at nothing but attempts that were given up.
+    stuck_at: float | None = None
+
+
+class RolloutBuffer:
+    """The prompts, groups and leases of one buffer."""
+
+    def __init__(self, rules: BufferRules, prompts: PromptOrder) -> None:
+        """Makes one in which nothing has begun."""
+        self._rules = rules
+        self._prompts = prompts
+        #: Prompts that begin again, before all others.
+        self._again: collections.deque[PromptRef] = collections.deque()
+        self._groups: dict[int, _OpenGroup] = {}
+        self._number = 0
+        #: Slots that may be free, by group and place: a heap.
+        self._free: list[tuple[int, int]] = []
+        #: Attempts by token, also those that were given up, while their group is here.
+        self._attempts: dict[str, tuple[int, int]] = {}
+        self._generators: dict[str, _Generator] = {}
+        #: Since when no generator is there, after the first: nodes may take long to start.
+        self._absent_at: float | None = None
+        self._ticked_at: float | None = None
+        #: The trainer that reads, how many groups its batches have, and its last batch.
+        self.session = ""
+        self._batch_groups: int | None = None
+        self._batch_number = -1
+        self._batch: HandedBatch | None = None
+        #: The groups of this batch, until it is trained.
+        self._handed: list[_OpenGroup] = []
+        self._waits_since: float | None = None
+        self._step = 0
+        self._version = 0
+        #: Whether a batch was handed out in this step.
+        self._has_batch = False
+        self._trained = self._retried = self._discarded = self._late = self._set_aside = 0
+        self._staleness: collections.Counter[int] = collections.Counter()
+        self._failed: list[FailedPrompt] = []
+        self._failed_in_row = 0
+        self._last_error = ""
+
+    # Called for generators.
+
+    def note(
+        self,
+        generator: GeneratorLife,
+        now: float,
+        held: Mapping[str, str] | None = None,
+    ) -> list[str]:
+        """Hears of a generator; returns its attempts that are not wanted any more.
+
+        Args:
+            generator: Which.
+            now: The time.
+            held: What it does for each of its attempts, for people; None: it does not say.
+        """
+        known = self._generators.get(generator.name)
+        if known is not None and known.life != generator.life:
+            self._lose(generator.name, "was started again")
+            known = None
+        if known is None:
+            known = self._generators[generator.name] = _Generator(generator.life, now)
+        known.seen_at = now
+        self._absent_at = None
+        if held is None:
+            return []
+        known.held = set(held)
+        for group, slot, lease in self._leases():
+            # The answer with it was lost.
+            is_old = lease.begun_at + self._rules.lease_s / 2 <= now
+            if is_old and lease.holder == generator.name and lease.token not in held:
+                self._free_again(group, slot)
+        unwanted = [token for token in held if self._lease(token) is None]
+        for token, doing in held.items():
+            if (lease := self._lease(token)) is not None:
+                lease.doing = doing
+        if not unwanted or len(unwanted) < len(held):
+            known.stuck_at = None
+        elif known.stuck_at is None:
+            known.stuck_at = now
+        return unwanted
+
+    def take(self, generator: GeneratorLife, now: float) -> RolloutOrder | None:
+        """Leases the next rollout to a generator; None if there is none now."""
+        self.note(generator, now)
+        if not self._version:
+            return None  # there are no weights yet
+        found = self._free_slot(generator.name)
+        if found is None and self._begin_group():
+            found = self._free_slot(generator.name)
+        if found is None:
+            return None
+        group, slot, place = found
+        token = secrets.token_hex(8)
+        slot.lease = _Lease(token, generator.name, now, now + self._rules.rollout_timeout_s)
+        self._attempts[token] = group.number, place
+        self._generators[generator.name].held.add(token)
+        return RolloutOrder(token, group.prompt, place, self._version)
+
+    def give(self, token: str, made: MadeRollout) -> bool:
+        """Takes a rollout; returns whether it is used."""
+        group, slot = self._of_attempt(token)
+        self._forget_attempt(token)
+        if group is None or slot is None or slot.is_settled:
+            self._late += 1
+            return False
+        slot.made = made
+        slot.lease = None
+        if group.is_complete:
+            self._failed_in_row = 0
+        return True
+
+    def fail(self, token: str, error: str) -> None:
+        """Hears that a rollout has raised."""
+        lease = self._lease(token)
+        group, slot = self._of_attempt(token)
+        self._forget_attempt(token)
+        if group is not None and slot is not None and lease is not None:
+            self._retry(group, slot, f"{lease.holder}: {error}")
+
+    def _forget_attempt(self, token: str) -> None:
+        self._attempts.pop(token, None)
+        for generator in self._generators.values():
+            generator.held.discard(token)
+
+    def _of_attempt(self, token: str) -> tuple[_OpenGroup | None, _Slot | None]:
+        number, place = self._attempts.get(token, (-1, 0))
+        group = self._groups.get(number)
+        return group, None if group is None else group.slots[place]
+
+    def _lease(self, token: str) -> _Lease | None:
+        """Returns the lease of an attempt; None if it was given up."""
+        _, slot = self._of_attempt(token)
+        lease = None if slot is None else slot.lease
+        return lease if lease is not None and lease.token == token else None
+
+    def _free_slot(self, generator: str) -> tuple[_OpenGroup, _Slot, int] | None:
+        """Takes the first free slot of the oldest group; not one that was too slow for this generator."""
+        others = any(
+            name != generator and each.stuck_at is None for name, each in self._generators.items()
+        )
+        passed = []
+        found = None
+        while self._free and found is None:
+            number, place = heapq.heappop(self._free)
+            group = self._groups.get(number)
+            if group is None or not group.slots[place].is_free:
+                continue
+            if others and group.slots[place].avoid == generator:
+                passed.append((number, place))
+            else:
+                found = group, group.slots[place], place
+        for entry in passed:
+            heapq.heappush(self._free, entry)
+        return found
+
+    def _begin_group(self) -> bool:
+        """Begins the group of the next prompt; returns whether there may be one more."""
+        batches = (self._rules.max_staleness + 1) * (_AHEAD if self._rules.discards else 1)
+        if len(self._groups) + len(self._handed) >= batches * (self._batch_groups or 1):
+            return False
+        if self._all_fail:
+            return False
+        prompt = self._again.popleft() if self._again else self._prompts.next()
+        if prompt is None:
+            return False
+        slots = [_Slot() for _ in range(self._rules.group_size)]
+        self._groups[self._number] = _OpenGroup(self._number, prompt, self._step, slots)
+        for place in range(len(slots)):
+            heapq.heappush(self._free, (self._number, place))
+        self._number += 1
+        return True
+
+    # What becomes of attempts.
+
+    def _retry(self, group: _OpenGroup, slot: _Slot, error: str) -> None:
+        """Frees a slot whose attempt has failed; gives it up, or its prompt, if that was too often."""
+        slot.errors.append(error)
+        if len(slot.errors) < self._rules.max_attempts:
+            self._free_again(group, slot)
+        else:
+            self._give_up(group, slot)
+
+    def _free_again(self, group: _OpenGroup, slot: _Slot) -> None:
+        slot.lease = None
+        self._retried += 1
+        heapq.heappush(self._free, (group.number, group.slots.index(slot)))
+
+    def _give_up(self, group: _OpenGroup, slot: _Slot) -> None:
+        if sum(not each.is_dropped for each in group.slots) > self._rules.min_group_size:
+            slot.is_dropped, slot.lease = True, None
+            return
+        errors = tuple(error for each in group.slots for error in each.errors)
+        self._failed.append(FailedPrompt(group.prompt.index, group.prompt.epoch, errors))
+        self._set_aside += 1
+        self._failed_in_row += 1
+        self._last_error = errors[-1]
+        self._remove(group)
+
+    def _lose(self, name: str, why: str) -> None:
+        """Forgets a generator; its rollouts are made again."""
+        del self._generators[name]
+        for group, slot, lease in self._leases():
+            if lease.holder == name:
+                slot.losses += 1
+                if slot.losses <= self._rules.max_losses:
+                    self._free_again(group, slot)
+                else:
+                    slot.errors.append(f"it has lost {slot.losses} generators; {name} {why}")
+                    self._give_up(group, slot)
+
+    def _leases(self) -> Iterator[tuple[_OpenGroup, _Slot, _Lease]]:
+        """Yields those that there are; the reader may end them."""
+        for group in list(self._groups.values()):
+            for slot in group.slots:
+                if slot.lease is not None and group.number in self._groups:
+                    yield group, slot, slot.lease
+
+    def _remove(self, group: _OpenGroup) -> None:
+        del self._groups[group.number]
+        for token in [t for t, (number, _) in self._attempts.items() if number == group.number]:
+            del self._attempts[token]
+
+    def tick(self, now: float) -> None:
+        """Notices silent generators and rollouts that take too long; call it each second."""
+        gap_s = 0.0 if self._ticked_at is None else now - self._ticked_at
+        self._ticked_at = now
+        if gap_s > self._rules.lease_s / 2:  # this process stood still, and could hear nothing
+            for generator in self._generators.values():
+                generator.seen_at = now
+        for name, generator in list(self._generators.items()):
+            if generator.seen_at + self._rules.lease_s <= now:
+                self._lose(name, f"was not heard of for {self._rules.lease_s:g} s")
+                if not self._generators:
+                    self._absent_at = now
+        for group, slot, lease in self._leases():
+            if lease.deadline_at <= now:
+                self._time_out(group, slot, lease)
+
+    def _time_out(self, group: _OpenGroup, slot: _Slot, lease: _Lease) -> None:
+        limit = f"rollout_timeout_s={self._rules.rollout_timeout_s:g}"
+        doing = f"; it {lease.doing}" if lease.doing else ""
+        error = f"{lease.holder}: it took longer than {limit}{doing}"
+        slot.avoid = lease.holder
+        if sum(each.made is not None for each in group.slots) >= self._rules.min_group_size:
+            slot.errors.append(error)
+            slot.is_dropped, slot.lease = True, None
+        else:
+            self._retry(group, slot, error)
+
+    # Called for the trainer.
+
+    def begin(self, session: str, groups: int, version: int, state: RolloutState | None) -> None:
+        """A trainer begins to read, perhaps again: from a state, or where the last one has stopped.
+
+        Args:
+            session: Names it.
+            groups: Of each batch.
+            version: Of the newest weights.
+            state: As in `HandedBatch`. All that has begun is thrown away, and the prompts that were
+                not trained then begin again.
+        """
+        self._batch_groups, self._version = groups, version
+        if session == self.session:
+            self._end_batch()
+            self._discard()
+            return
+        self.session = session
+        self._batch_number, self._batch = -1, None
+        if state is None:
+            for group in self._handed:  # nobody knows whether it was trained
+                self._groups[group.number] = group
+            self._groups = dict(sorted(self._groups.items()))
+        else:
+            for group in list(self._groups.values()):
+                self._remove(group)
+            self._prompts = self._prompts.at(state["position"])
+            self._again = collections.deque(PromptRef(*each) for each in state["again"])
+            self._step, self._trained = state["step"], state["trained"]
+            self._failed, self._failed_in_row = [], 0  # they are tried again
+        self._handed, self._has_batch = [], False
+        self._discard()  # batches may be smaller than those of the last trainer
+
+    def published(self, session: str, version: int) -> None:
+        """The trainer of a session has published weights; its last batch is trained."""
+        self._version = version
+        if session != self.session:
+            return  # a new trainer, before it begins
+        self._end_batch()
+        if self._has_batch:
+            self._has_batch = False
+            self._step += 1
+            # With "pace", there is something only if the trainer publishes while it waits for a batch.
+            self._discard()
+
+    def _end_batch(self) -> None:
+        self._trained += len(self._handed)
+        self._handed = []
+
+    def _discard(self) -> None:
+        for group in self._too_old(list(self._groups.values()), self._step):
+            self._discarded += 1
+            self._again.append(group.prompt)
+            self._remove(group)
+
+    def _too_old(self, groups: Sequence[_OpenGroup], step: int) -> list[_OpenGroup]:
+        """Returns those that find no room in time, if the first of them are in the batch of a step.
+
+        With "discard", only those that are too old by then: others may be, later.
+        """
+        size = len(groups) if self._rules.discards else self._batch_groups or 1
+        return [
+            group
+            for place, group in enumerate(groups)
+            if group.begun + self._rules.max_staleness < step + place // size
+        ]
+
+    def hand_out(self, session: str, number: int, now: float) -> HandedBatch | None:
+        """Returns a batch of a session, by its number from 0; None if it is not complete yet.
+
+        The batch before counts as trained; the same one may be asked for again.
+
+        Raises:
+            TrainerReplacedError: Another session has begun.
+            GeneratorsGoneError: It can never come.
+            PromptsFailedError: It would never come.
+        """
+        if session != self.session:
+            raise TrainerReplacedError(
+                "another trainer has begun to read batches of these rollouts"
+            )
+        if number == self._batch_number:
+            return self._batch
+        self._end_batch()
+        found = self._next_groups()
+        if found is None:
+            self._waits_since = now if self._waits_since is None else self._waits_since
+            self._check_hope(now)
+            return None
+        self._waits_since = None
+        if not found and not self._trained and self._failed:
+            raise self._all_failed()
+        for group in found:
+            self._staleness[self._step - group.begun] += 1
+            self._remove(group)
+        self._has_batch = bool(found) or self._has_batch
+        complete = [
+            CompleteGroup(
+                group.prompt,
+                [slot.made for slot in group.slots if slot.made is not None],
+                self._step - group.begun,
+            )
+            for group in found
+        ]
+        self._handed = found
+        failed, self._failed = self._failed, []
+        self._batch = HandedBatch(complete, self._step, failed, self._state_after())
+        self._batch_number = number
+        return self._batch
+
+    def _state_after(self) -> RolloutState:
+        """Returns the state once all that was handed out is trained, and published."""
+        open_prompts = [group.prompt for group in self._groups.values()]
+        return {
+            "position": self._prompts.position,
+            "again": [tuple(each) for each in (*open_prompts, *self._again)],
+            "step": self._step + self._has_batch,
+            "trained": self._trained + len(self._handed),
+        }
+
+    def _next_groups(self) -> list[_OpenGroup] | None:
+        """Returns the groups of the next batch; none at the end; None if they are not complete."""
+        size = self._batch_groups or 1
+        complete = [group for group in self._groups.values() if group.is_complete]
+        is_last = self._prompts.is_over and not self._again and len(self._groups) <= size
+        if is_last:
+            return complete if len(complete) == len(self._groups) else None
+        if len(complete) < size:
+            return None
+        batch = complete[:size]
+        if self._rules.discards:
+            return batch
+        rest = [group for group in self._groups.values() if group not in batch]
+        return None if self._too_old(rest, self._step + 1) else batch
+
+    # Who waits for what.
+
+    def _check_hope(self, now: float) -> None:
+        """Raises if nothing will come, however long the trainer waits."""
+        if self._all_fail:
+            raise self._all_failed()
+        if self._prompts.is_over and not self._again and not self._unmade():
+            return
+        if self._absent_at is not None:
+            if now - self._absent_at >= self._rules.absence_s:
+                raise GeneratorsGoneError(
+                    f"no generator makes rollouts: none was heard of for {now - self._absent_at:.0f} s "
+                    f"(absence_s); {self._waiting_for(now)}"
+                )
+        elif self._generators and all(
+            each.stuck_at is not None and now - each.stuck_at >= _SURE_S
+            for each in self._generators.values()
+        ):
+            raise GeneratorsGoneError(
+                f"no generator makes rollouts: {', '.join(sorted(self._generators))} still work at "
+                "rollouts that took longer than rollout_timeout_s="
+                f"{self._rules.rollout_timeout_s:g}; {self._waiting_for(now)}"
+            )
+
+    @property
+    def _all_fail(self) -> bool:
+        return self._failed_in_row >= max(_LEAST_FAILED, self._batch_groups or 1)
+
+    def _all_failed(self) -> PromptsFailedError:
+        return PromptsFailedError(
+            f"{self._failed_in_row} prompts, one after the other, were given up; the last error: "
+            f"{self._last_error}"
+        )
+
+    def _unmade(self) -> int:
+        return sum(not slot.is_settled for group in self._groups.values() for slot in group.slots)
+
+    def _waiting_for(self, now: float) -> str:
+        """Returns for which groups and generators the trainer waits, for people."""
+        group = next((each for each in self._groups.values() if not each.is_complete), None)
+        if group is None:
+            if not self._generators:
+                return f"none of {self._rules.generators} generators is there"
+            return "no group has begun yet"
+        made = sum(slot.made is not None for slot in group.slots)
+        wanted = sum(not slot.is_dropped for slot in group.slots)
+        parts = []
+        for place, slot in enumerate(group.slots):
+            if slot.lease is not None:
+                doing = f", which {slot.lease.doing}" if slot.lease.doing else ""
+                since_s = now - slot.lease.begun_at
+                parts.append(
+                    f"rollout {place} is at {slot.lease.holder} since {since_s:.0f} s{doing}"
+                )
+            elif not slot.is_settled:
+                tried = f" (failed {len(slot.errors)} times)" if slot.errors else ""
+                parts.append(f"rollout {place} waits for a generator{tried}")
+        more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
+        shown = "; ".join(parts[:3])
+        return f"prompt {group.prompt.index}: {made} of {wanted}; {shown}{more}"
+
+    def waits(self, now: float) -> str:
+        """Returns how long the trainer waits and for whom; empty if it does not wait."""
+        if self._waits_since is None:
+            return ""
+        return f"the trainer waits {now - self._waits_since:.0f} s for {self._waiting_for(now)}"
+
+    def status(self, now: float) -> RolloutStatus:
+        """Returns how far all is."""
+        slots = [slot for group in self._groups.values() for slot in group.slots]
+        running = sum(slot.lease is not None for slot in slots)
+        return RolloutStatus(
+            self._step,
+            self._version,
+            sorted(self._generators),
+            self._unmade() - running,
+            running,
+            sum(group.is_complete for group in self._groups.values()),
+            self._trained,
+            dict(sorted(self._staleness.items())),
+            self._retried,
+            self._discarded,
+            self._late,
+            self._set_aside,
+            self.waits(now),
+        )

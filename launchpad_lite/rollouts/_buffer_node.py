@@ -1,0 +1,158 @@
+"""The buffer of rollouts as a node: serves generators and the trainer."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import courier
+from launchpad_lite.rollouts._buffer import (
+    BufferRules,
+    GeneratorLife,
+    HandedBatch,
+    MadeRollout,
+    RolloutBuffer,
+    RolloutOrder,
+)
+from launchpad_lite.rollouts._prompts import PromptOrder
+from launchpad_lite.rollouts.results import RolloutState, RolloutStatus
+
+#: Seconds between two looks at silent generators and at limits of time.
+_TICK_S = 0.5
+
+
+class PromptUse(NamedTuple):
+    """How prompts are used; see `Rollouts`."""
+
+    epochs: int | None
+    shuffle: bool
+    seed: int
+
+
+class UnknownSessionError(Exception):
+    """This buffer has started again: the trainer has to begin again."""
+
+
+class BufferNode:
+    """Passes prompts to generators, and rollouts to the trainer. For its event loop."""
+
+    def __init__(self, prompts: Sequence[Any], use: PromptUse, rules: BufferRules) -> None:
+        """Makes one in which nothing has begun.
+
+        Args:
+            prompts: All prompts.
+            use: Their order.
+            rules: What the user has chosen.
+
+        Raises:
+            ValueError: There is no prompt.
+        """
+        if not len(prompts):
+            raise ValueError("Rollouts: prompts is empty")
+        self._prompts = prompts
+        order = PromptOrder(len(prompts), epochs=use.epochs, shuffle=use.shuffle, seed=use.seed)
+        self._buffer = RolloutBuffer(rules, order)
+        #: Set when a slot may be free; when a batch may be complete.
+        self._work, self._made = asyncio.Event(), asyncio.Event()
+        self._ticking: asyncio.Task[None] | None = None
+
+    def _wake(self) -> None:
+        for name in ("_work", "_made"):
+            getattr(self, name).set()
+            setattr(self, name, asyncio.Event())
+
+    def _start(self) -> None:
+        """Starts the clock, with the first call: a node without `run` does not keep a program alive."""
+        if self._ticking is None:
+            self._ticking = asyncio.get_running_loop().create_task(self._tick())
+
+    async def _tick(self) -> None:
+        while True:
+            self._buffer.tick(time.monotonic())
+            self._wake()
+            await asyncio.sleep(_TICK_S)
+
+    # Called by generators.
+
+    @courier.idempotent
+    async def beat(self, generator: GeneratorLife, held: Mapping[str, str]) -> list[str]:
+        """Hears of a generator; as `RolloutBuffer.note`."""
+        self._start()
+        return self._buffer.note(generator, time.monotonic(), held)
+
+    async def take(
+        self, generator: GeneratorLife, wait_s: float
+    ) -> tuple[RolloutOrder, Any] | None:
+        """Returns a rollout to make and its prompt; None if there is none in time."""
+        self._start()
+        give_up_at = time.monotonic() + wait_s
+        while True:
+            work = self._work
+            if (order := self._buffer.take(generator, time.monotonic())) is not None:
+                return order, self._prompts[order.prompt.index]
+            if not await _is_set_by(work, give_up_at):
+                return None
+
+    @courier.idempotent
+    async def give(self, token: str, made: MadeRollout) -> bool:
+        """Takes a rollout; as `RolloutBuffer.give`."""
+        is_used = self._buffer.give(token, made)
+        self._made.set()
+        self._made = asyncio.Event()
+        return is_used
+
+    @courier.idempotent
+    async def fail(self, token: str, error: str) -> None:
+        """Hears that a rollout has raised."""
+        self._buffer.fail(token, error)
+        self._wake()
+
+    # Called by trainers.
+
+    @courier.idempotent
+    async def begin(
+        self, session: str, groups: int, version: int, state: RolloutState | None
+    ) -> None:
+        """A trainer begins to read; as `RolloutBuffer.begin`."""
+        self._start()
+        self._buffer.begin(session, groups, version, state)
+        self._wake()
+
+    @courier.idempotent
+    async def published(self, session: str, version: int) -> None:
+        """The trainer has published weights."""
+        self._buffer.published(session, version)
+        self._wake()
+
+    @courier.idempotent
+    async def hand_out(self, session: str, number: int, wait_s: float) -> HandedBatch | str:
+        """Returns a batch; if it is not complete in time, for whom the trainer waits.
+
+        Raises:
+            UnknownSessionError: This node has started again.
+            RolloutsError: As `RolloutBuffer.hand_out`.
+        """
+        if not self._buffer.session:
+            raise UnknownSessionError
+        give_up_at = time.monotonic() + wait_s
+        while True:
+            made = self._made
+            batch = self._buffer.hand_out(session, number, time.monotonic())
+            if batch is not None:
+                self._wake()
+                return batch
+            if not await _is_set_by(made, give_up_at):
+                return self._buffer.waits(time.monotonic())
+
+    @courier.idempotent
+    async def status(self) -> RolloutStatus:
+        """Returns how far all is."""
+        return self._buffer.status(time.monotonic())
+
+
+async def _is_set_by(event: asyncio.Event, give_up_at: float) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), max(0.0, give_up_at - time.monotonic()))
+    except asyncio.TimeoutError:
+        return False
+    return True

@@ -1,0 +1,126 @@
+"""What a trainer gets: batches, their groups and rollouts; and how far all is."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Rollout(Generic[R]):
+    """One rollout.
+
+    Attributes:
+        value: What `generate` has returned.
+        version: The version of the weights that it was made with.
+        generator: Name of the node that has made it.
+        took_s: Seconds that `generate` took.
+    """
+
+    value: R
+    version: int
+    generator: str
+    took_s: float
+
+
+@dataclass(frozen=True)
+class RolloutGroup(Generic[P, R]):
+    """All rollouts of one prompt.
+
+    Attributes:
+        prompt: The prompt.
+        index: Its place in the sequence of prompts.
+        epoch: How often all prompts were used before.
+        rollouts: `group_size` of them; fewer, but at least `min_group_size`, if some failed.
+        staleness: Training steps between its beginning and this batch; at most `max_staleness`.
+    """
+
+    prompt: P
+    index: int
+    epoch: int
+    rollouts: Sequence[Rollout[R]]
+    staleness: int
+
+    @property
+    def values(self) -> list[R]:
+        """The values of the rollouts."""
+        return [each.value for each in self.rollouts]
+
+
+class FailedPrompt(NamedTuple):
+    """A prompt that was set aside, because its rollouts failed too often.
+
+    Attributes:
+        index: Its place in the sequence of prompts.
+        epoch: How often all prompts were used before.
+        errors: What happened, in order.
+    """
+
+    index: int
+    epoch: int
+    errors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Batch(Generic[P, R]):
+    """Groups to train with; iterable.
+
+    Attributes:
+        groups: As many as were asked for; the last batch may have fewer.
+        step: The training step: how many steps have ended before.
+        set_aside: Prompts that were given up since the last batch.
+    """
+
+    groups: Sequence[RolloutGroup[P, R]]
+    step: int
+    set_aside: Sequence[FailedPrompt] = ()
+
+    def __iter__(self) -> Iterator[RolloutGroup[P, R]]:
+        return iter(self.groups)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+
+@dataclass(frozen=True)
+class RolloutStatus:
+    """How far the rollouts are, and who waits for whom.
+
+    Attributes:
+        step: Training steps that have ended.
+        version: The newest version of the weights; 0 before the first.
+        generators: Names of those that are there.
+        waiting: Rollouts that no generator makes yet, of prompts that were begun.
+        running: Rollouts that generators make now.
+        complete: Groups that wait for a batch.
+        trained: Groups that were trained.
+        staleness: How many groups were handed out, by the steps between beginning and batch.
+        retried: Rollouts that were begun again, for whatever reason.
+        discarded: Groups that were thrown away because they were too old.
+        late: Rollouts that came when they were not wanted any more.
+        set_aside: Prompts that were given up; `Batch.set_aside` has their errors.
+        waits: Who waits for what, for people; empty if the trainer does not wait.
+
+    Example:
+        print(rollouts.status().waits)
+    """
+
+    step: int
+    version: int
+    generators: Sequence[str]
+    waiting: int
+    running: int
+    complete: int
+    trained: int
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    retried: int = 0
+    discarded: int = 0
+    late: int = 0
+    set_aside: int = 0
+    waits: str = ""
+
+
+#: What a trainer's checkpoint holds, to go on where its weights are from.
+RolloutState = dict[str, Any]

@@ -1,0 +1,337 @@
+"""Rollouts of a reinforcement learner: generators make them, a trainer gets them in batches."""
+
+import logging
+import math
+import pickle
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import launchpad_lite as lp
+from launchpad_lite.rollouts._buffer import BufferRules, HandedBatch
+from launchpad_lite.rollouts._buffer_node import BufferNode, PromptUse, UnknownSessionError
+from launchpad_lite.rollouts._generating import GeneratorNode
+from launchpad_lite.rollouts._patience import call_patiently
+from launchpad_lite.rollouts.errors import RolloutsError
+from launchpad_lite.rollouts.results import (
+    Batch,
+    Rollout,
+    RolloutGroup,
+    RolloutState,
+    RolloutStatus,
+)
+from launchpad_lite.rollouts.weights import Weights, WeightsClient, WeightsHandle
+
+#: Seconds for which a call waits for a batch.
+_POLL_S = 1.0
+#: Seconds that a trainer waits before it says for whom, and until it says so again.
+_LATE_S = 10.0
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class RolloutsClient:
+    """The rollouts, seen from the trainer: what their handle becomes. For one trainer, and one thread.
+
+    Example:
+        class Trainer:
+            def __init__(self, rollouts: rollouts.RolloutsClient):
+                self._rollouts = rollouts
+
+            def run(self):
+                self._rollouts.publish(self._params)
+                for batch in self._rollouts.batches(groups=16):
+                    for group in batch:
+                        self.learn(group.prompt, group.values)
+                    self._rollouts.publish(self._params)
+    """
+
+    def __init__(self, prompts: Sequence[Any], buffer: Any, weights: WeightsClient) -> None:
+        """Makes one; the handle does that.
+
+        Args:
+            prompts: All prompts.
+            buffer: A client of the buffer.
+            weights: The weights.
+        """
+        self._prompts = prompts
+        self._buffer = buffer
+        self._weights = weights
+        self._session = uuid.uuid4().hex
+        self._groups = 0
+        self._number = 0
+        self._version = 0
+        self._state: RolloutState | None = None
+
+    @property
+    def weights(self) -> WeightsClient:
+        """The weights that `publish` changes."""
+        return self._weights
+
+    def publish(self, params: Any) -> int:
+        """Gives new weights to generators, and returns their version; the last batch is trained.
+
+        Rollouts that begin from now on are made with them, or with newer ones.
+
+        Args:
+            params: As for `WeightsClient.publish`.
+
+        Raises:
+            WeightsError: As `WeightsClient.publish`.
+        """
+        self._version = self._weights.publish(params)
+        call_patiently(self._buffer.published, self._session, self._version)
+        return self._version
+
+    def batches(
+        self, groups: int, *, state: RolloutState | None = None
+    ) -> Iterator[Batch[Any, Any]]:
+        """Yields batches, until all prompts were used or this node is to stop.
+
+        A batch counts as trained when the next one is asked for, or at the next `publish`. The last batch may have
+        fewer groups.
+
+        Args:
+            groups: How many groups a batch has.
+            state: What `state` has returned, of an earlier life of this trainer: rollouts go on from
+                there. None: from where they are now.
+
+        Raises:
+            ValueError: The number is below 1, or the state is of other prompts.
+            RolloutsError: Nothing was published: generators have no weights.
+            GeneratorsGoneError: While it is read: no batch can come.
+            PromptsFailedError: While it is read: one prompt after another fails.
+            TrainerReplacedError: While it is read: another trainer has begun.
+        """
+        if groups < 1:
+            raise ValueError(f"batches: groups is at least 1, not {groups}")
+        if not self._version:
+            raise RolloutsError(
+                "publish the first weights before batches(): generators wait for them"
+            )
+        if state is not None and state["prompts"] != len(self._prompts):
+            raise ValueError(
+                f"batches: the state is of {state['prompts']} prompts, and there are {len(self._prompts)}"
+            )
+        if state is not None:
+            self._session = uuid.uuid4().hex
+            self._state = state
+        self._groups = groups
+        self._begin(self._session)
+        return self._read()
+
+    def _read(self) -> Iterator[Batch[Any, Any]]:
+        session = self._session
+        while (handed := self._next(session)) is not None:
+            for failed in handed.set_aside:
+                _LOGGER.warning(
+                    "prompt %d is set aside: %s", failed.index, failed.errors[-1].strip()
+                )
+            if not handed.groups:
+                return
+            self._state = {**handed.state, "prompts": len(self._prompts)}
+            groups = [
+                RolloutGroup(
+                    self._prompts[each.prompt.index],
+                    each.prompt.index,
+                    each.prompt.epoch,
+                    [
+                        Rollout(
+                            pickle.loads(made.payload), made.version, made.generator, made.took_s
+                        )
+                        for made in each.rollouts
+                    ],
+                    each.staleness,
+                )
+                for each in handed.groups
+            ]
+            yield Batch(groups, handed.step, handed.set_aside)
+
+    def _next(self, session: str) -> HandedBatch | None:
+        """Returns the next batch; None if this node is to stop."""
+        self._number += 1
+        stop, said_at = lp.stop_event(), time.monotonic()
+        while not stop.is_set():
+            lp.heartbeat()  # a trainer that waits is not hung
+            self._weights.keep()
+            try:
+                found = call_patiently(self._buffer.hand_out, session, self._number, _POLL_S)
+            except UnknownSessionError:
+                self._begin(session)
+                continue
+            if isinstance(found, HandedBatch):
+                return found
+            if time.monotonic() - said_at >= _LATE_S:
+                said_at = time.monotonic()
+                _LOGGER.warning("%s", found)
+        return None
+
+    def _begin(self, session: str) -> None:
+        call_patiently(self._buffer.begin, session, self._groups, self._version, self._state)
+
+    def state(self) -> RolloutState | None:
+        """Returns what `batches` takes to go on after the last batch; None before the first.
+
+        Save it with the weights that this batch has changed: then each prompt counts once in the weights
+        that come back. Rollouts that no batch has had yet are made again.
+        """
+        return self._state
+
+    def status(self) -> RolloutStatus:
+        """Returns how far all is, and who waits for whom."""
+        status: RolloutStatus = self._buffer.status()
+        return status
+
+
+class RolloutsHandle(lp.Deferred[RolloutsClient]):
+    """A handle of rollouts: becomes a `RolloutsClient` in the trainer.
+
+    Attributes:
+        weights: A handle of the weights alone, for other nodes.
+    """
+
+    weights: WeightsHandle
+
+
+class Rollouts:
+    """Prompts, of which generators make groups of rollouts for a trainer.
+
+    Generators work ahead of the trainer, within a bound: what is trained in step s was begun in step s - max_staleness or
+    later. A step ends with the `publish` after a batch. Each prompt gets its rollouts once in an epoch, whatever generators are lost, slow or doubled.
+    A trainer that waits says for whom, and gets an error where nothing can come.
+
+    Example:
+        class Generator:
+            def generate(self, prompt, weights):
+                return play(prompt, weights)
+
+        handle = rollouts.Rollouts(prompts, group_size=8).add_to(
+            program, generator=Generator, generators=4
+        )
+        program.add_node(lp.CourierNode(Trainer, handle), label="trainer")
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Any],
+        *,
+        group_size: int = 1,
+        max_staleness: int = 1,
+        when_stale: str = "pace",
+        epochs: int | None = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        min_group_size: int | None = None,
+        rollout_timeout_s: float | None = 600.0,
+        max_attempts: int = 3,
+        max_losses: int = 10,
+        absence_s: float = 60.0,
+        refuse_nan: bool = False,
+    ) -> None:
+        """Describes them.
+
+        Args:
+            prompts: A sequence of any picklable values.
+            group_size: Rollouts of each prompt.
+            max_staleness: Steps that a group may be older than the step that trains it. With 0,
+                generators wait while the trainer trains.
+            when_stale: "pace": generators wait so that nothing gets too old. "discard": they go on,
+                and groups that are too old are thrown away and made again.
+            epochs: How often each prompt is used; None: without end.
+            shuffle: Whether each epoch has an order of its own.
+            seed: Of these orders.
+            min_group_size: A group may go on with so many rollouts if others take too long or fail;
+                by default with all only.
+            rollout_timeout_s: Seconds after which a rollout is made again by another generator; None: without limit.
+            max_attempts: How often a rollout may raise or take too long; then its prompt is set aside.
+            max_losses: How often it may lose its generator.
+            absence_s: Seconds that a trainer waits when all generators are lost.
+            refuse_nan: Whether `publish` refuses weights that have a NaN.
+
+        Raises:
+            ValueError: A number is out of its range, or there is no prompt.
+        """
+        least = group_size if min_group_size is None else min_group_size
+        for is_good, text in (
+            (len(prompts) > 0, "prompts is empty"),
+            (group_size >= 1, f"group_size is at least 1, not {group_size}"),
+            (
+                1 <= least <= group_size,
+                f"min_group_size is between 1 and {group_size}, not {least}",
+            ),
+            (max_staleness >= 0, f"max_staleness is at least 0, not {max_staleness}"),
+            (
+                when_stale in ("pace", "discard"),
+                f"when_stale is 'pace' or 'discard', not {when_stale!r}",
+            ),
+            (epochs is None or epochs >= 1, f"epochs is at least 1 or None, not {epochs}"),
+            (
+                rollout_timeout_s is None or rollout_timeout_s > 0,
+                f"rollout_timeout_s is above 0, not {rollout_timeout_s}",
+            ),
+            (max_attempts >= 1, f"max_attempts is at least 1, not {max_attempts}"),
+            (max_losses >= 0, f"max_losses is at least 0, not {max_losses}"),
+        ):
+            if not is_good:
+                raise ValueError(f"Rollouts: {text}")
+        self._prompts = prompts
+        self._use = PromptUse(epochs, shuffle, seed)
+        self._refuse_nan = refuse_nan
+        self._rules = BufferRules(
+            group_size,
+            least,
+            max_staleness,
+            when_stale == "discard",
+            math.inf if rollout_timeout_s is None else rollout_timeout_s,
+            max_attempts,
+            max_losses,
+            absence_s,
+        )
+
+    def add_to(
+        self,
+        program: lp.Program,
+        *,
+        generator: "Callable[[], Any] | lp.Deferred[Any]",
+        generators: int,
+        threads: int = 1,
+        label: str = "rollouts",
+    ) -> RolloutsHandle:
+        """Adds the buffer, the weights and the generators to a program; returns a handle for the trainer.
+
+        Launch with `restart={"generator": "on_failure"}` to have generators come back that are lost.
+
+        Args:
+            program: What to add them to.
+            generator: The class of the user's generators, with `generate(prompt, weights)`; with
+                arguments as `lp.Deferred(Generator, environment)`. Each generator has one object of it.
+            generators: How many.
+            threads: How many rollouts a generator makes at the same time, by threads that share its
+                object.
+            label: Of the buffer; the others are "weights" and "generator".
+
+        Raises:
+            ValueError: A number is below 1, or the program has such a group.
+            TypeError: `generator` is no class.
+        """
+        if generators < 1 or threads < 1:
+            raise ValueError(
+                f"Rollouts: generators and threads are at least 1, not {generators} and {threads}"
+            )
+        for each in (label, "generator"):
+            if each in program.groups:
+                raise ValueError(f"the program has a group {each!r}; give another label=")
+        made = generator if isinstance(generator, lp.Deferred) else lp.Deferred(generator)
+        if not callable(getattr(made.constructor, "generate", None)):
+            raise TypeError(f"{made.constructor!r} has no generate(prompt, weights)")
+        weights = Weights(refuse_nan=self._refuse_nan).add_to(program)
+        rules = self._rules._replace(generators=generators)
+        node = lp.CourierNode(BufferNode, self._prompts, self._use, rules)
+        buffer = program.add_node(node, label=label)
+        with program.group("generator"):
+            for _ in range(generators):
+                program.add_node(lp.CourierNode(GeneratorNode, buffer, weights, made, threads))
+        handle = RolloutsHandle(RolloutsClient, self._prompts, buffer, weights)
+        handle.weights = weights
+        return handle

@@ -1,0 +1,243 @@
+"""Versioned parameters: one node publishes them, any number of others read the newest."""
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import courier
+import launchpad_lite as lp
+from launchpad_lite.rollouts._patience import call_patiently
+from launchpad_lite.rollouts.errors import WeightsError
+
+#: Seconds for which a call waits for a newer version, before it is made again.
+_POLL_S = 5.0
+
+
+class VersionedWeights(NamedTuple):
+    """Parameters and their version, which counts from 1.
+
+    Example:
+        params, version = weights.latest()
+    """
+
+    params: Any
+    version: int
+
+
+class WeightsNode:
+    """Keeps the newest version. All its methods are for its event loop."""
+
+    def __init__(self) -> None:
+        self._version = 0
+        self._shared: courier.Shared[Any] | None = None
+        self._structure: dict[str, str] = {}
+        self._newer = asyncio.Event()
+
+    async def publish(self, params: Any, structure: dict[str, str], after: int) -> int:
+        """Takes parameters; returns their version.
+
+        Args:
+            params: The parameters.
+            structure: As `_structure`.
+            after: A version that this one is to be newer than.
+        """
+        if self._structure and structure != self._structure:
+            raise WeightsError(_difference(self._structure, structure))
+        self._structure = structure
+        self._shared = courier.Shared(params)
+        self._version = max(self._version, after) + 1
+        self._newer.set()
+        self._newer = asyncio.Event()
+        return self._version
+
+    @courier.idempotent
+    async def get(self, newer_than: int, wait_s: float) -> tuple[int, Any]:
+        """Returns the newest version and its parameters; version 0 if there is none in time."""
+        if self._version <= newer_than:
+            try:
+                await asyncio.wait_for(self._newer.wait(), wait_s)
+            except asyncio.TimeoutError:
+                return 0, None
+        return self._version, self._shared
+
+    @courier.idempotent
+    async def version(self) -> int:
+        """Returns the newest version; 0 before the first."""
+        return self._version
+
+
+class WeightsClient:
+    """Versioned parameters, seen from any node: what a `WeightsHandle` becomes. Thread-safe.
+
+    Example:
+        class Evaluator:
+            def __init__(self, weights: rollouts.WeightsClient):
+                self._weights = weights
+
+            def run(self):
+                for params, version in self._weights.versions():
+                    print(version, self.evaluate(params))
+    """
+
+    def __init__(self, node: Any, *, refuse_nan: bool = False) -> None:
+        """Makes one; the handle does that.
+
+        Args:
+            node: A client of the node.
+            refuse_nan: As for `Weights`.
+        """
+        self._node = node
+        self._refuse_nan = refuse_nan
+        #: What was published last, and its version: the node may lose it.
+        self._last: tuple[courier.Shared[Any], dict[str, str], int] | None = None
+
+    def publish(self, params: Any) -> int:
+        """Makes parameters the newest version, and returns it. Readers do not hold it up.
+
+        What is published is a copy: `params` may change afterwards.
+
+        Args:
+            params: Arrays of numpy, PyTorch or JAX, in dicts, lists and tuples; or any picklable value.
+
+        Raises:
+            WeightsError: They have another structure than before: other names, shapes or types. Or
+                they have a NaN, and `refuse_nan` was set.
+        """
+        structure = dict(_structure(params, "params", refuse_nan=self._refuse_nan))
+        known = 0 if self._last is None else self._last[-1]
+        shared = courier.Shared(params)
+        version = call_patiently(self._node.publish, shared, structure, known)
+        self._last = shared, structure, version or known
+        return self._last[-1]
+
+    def keep(self) -> None:
+        """Publishes the last version again if the node has lost it, since it was started again."""
+        if self._last is not None:
+            shared, structure, version = self._last
+            known = call_patiently(self._node.version)
+            if known is not None and known < version:
+                call_patiently(self._node.publish, shared, structure, version - 1)
+
+    def latest(self) -> VersionedWeights:
+        """Returns the newest version; waits until there is one."""
+        return self.get()
+
+    def get(self, newer_than: int = 0, timeout_s: float | None = None) -> VersionedWeights:
+        """Returns the newest version; waits until it is newer than a known one.
+
+        Arrays are the reader's own: writing to them changes them for nobody else. On the host of the node they
+        share memory until then.
+
+        Args:
+            newer_than: The known version.
+            timeout_s: Seconds to wait; None waits until the node stops.
+
+        Raises:
+            TimeoutError: It did not come in time, or this node is to stop.
+        """
+        found = self._get(newer_than, timeout_s)
+        if found is None:
+            raise TimeoutError(f"no version of the weights is newer than {newer_than}")
+        return found
+
+    def _get(self, newer_than: int, timeout_s: float | None) -> VersionedWeights | None:
+        give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = _POLL_S if give_up_at is None else max(0.0, give_up_at - time.monotonic())
+            found = call_patiently(self._node.get, newer_than, min(left_s, _POLL_S))
+            if found and found[0]:
+                return VersionedWeights(found[1], found[0])
+            if left_s == 0 or lp.stop_event().is_set():
+                return None
+
+    def versions(self, newer_than: int = 0) -> Iterator[VersionedWeights]:
+        """Yields the newest version, again and again, until this node is to stop; skips those between."""
+        while (found := self._get(newer_than, None)) is not None:
+            newer_than = found.version
+            yield found
+
+    def subscribe(self, function: Callable[[Any, int], object]) -> None:
+        """Calls a function with each newest (params, version) in a thread, until this node is to stop."""
+        context = contextvars.copy_context()
+
+        def follow() -> None:
+            for params, version in self.versions():
+                function(params, version)
+
+        threading.Thread(target=context.run, args=(follow,), daemon=True).start()
+
+
+class WeightsHandle(lp.Deferred[WeightsClient]):
+    """A handle of versioned parameters: becomes a `WeightsClient` in a running node.
+
+    Example:
+        weights = rollouts.Weights().add_to(program)
+        program.add_node(lp.CourierNode(Trainer, weights), label="trainer")
+    """
+
+
+class Weights:
+    """Versioned parameters for many readers, kept by a node of their own.
+
+    A reader never sees a torn or mixed version. Readers on the host of the node share its memory; for
+    others, the parameters are serialised once, and sent to each. The memory of a version is freed when its last reader is
+    gone.
+
+    Example:
+        weights = rollouts.Weights(refuse_nan=True).add_to(program)
+    """
+
+    def __init__(self, *, refuse_nan: bool = False) -> None:
+        """Describes it.
+
+        Args:
+            refuse_nan: Whether `publish` refuses parameters that have a NaN.
+        """
+        self._refuse_nan = refuse_nan
+
+    def add_to(self, program: lp.Program, *, label: str = "weights") -> WeightsHandle:
+        """Adds the node to a program; returns a handle for other nodes.
+
+        Args:
+            program: What to add it to.
+            label: Of the node.
+
+        Raises:
+            ValueError: The program has such a group.
+        """
+        if label in program.groups:
+            raise ValueError(f"the program has a group {label!r}; give another label=")
+        handle = program.add_node(lp.CourierNode(WeightsNode), label=label)
+        return WeightsHandle(WeightsClient, handle, refuse_nan=self._refuse_nan)
+
+
+def _structure(nest: Any, path: str, *, refuse_nan: bool) -> Iterator[tuple[str, str]]:
+    """Yields the place and the kind of each leaf."""
+    if isinstance(nest, dict):
+        for name in sorted(nest, key=repr):
+            yield from _structure(nest[name], f"{path}[{name!r}]", refuse_nan=refuse_nan)
+    elif isinstance(nest, list | tuple):
+        for index, each in enumerate(nest):
+            yield from _structure(each, f"{path}[{index}]", refuse_nan=refuse_nan)
+    elif hasattr(nest, "shape") and hasattr(nest, "dtype"):
+        # Of any library: only a NaN differs from itself.
+        if refuse_nan and not bool((nest == nest).all()):
+            raise WeightsError(f"{path} has a NaN, and refuse_nan=True")
+        yield path, f"{nest.dtype} of shape {tuple(nest.shape)}"
+    else:
+        yield path, type(nest).__name__
+
+
+def _difference(old: dict[str, str], new: dict[str, str]) -> str:
+    missing, more = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
+    if missing:
+        what = f"{missing[0]} is missing"
+    elif more:
+        what = f"{more[0]} is new"
+    else:
+        path = next(path for path in old if old[path] != new[path])
+        what = f"{path} is {new[path]}, and was {old[path]}"
+    return f"the weights have another structure than the version before: {what}"

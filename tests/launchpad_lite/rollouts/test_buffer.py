@@ -1,0 +1,313 @@
+"""What the buffer decides, in any order of messages, losses, doubles and jumps of the clock."""
+
+import collections
+import os
+import random
+from typing import Any
+
+import pytest
+
+from launchpad_lite.rollouts._buffer import (
+    BufferRules,
+    GeneratorLife,
+    MadeRollout,
+    RolloutBuffer,
+    RolloutOrder,
+)
+from launchpad_lite.rollouts._prompts import PromptOrder, PromptRef
+from launchpad_lite.rollouts.errors import (
+    GeneratorsGoneError,
+    PromptsFailedError,
+    TrainerReplacedError,
+)
+
+#: How many orders are tried: more with LAUNCHPAD_SEEDS.
+_SEEDS = int(os.environ.get("LAUNCHPAD_SEEDS", "200"))
+
+
+def made(order: RolloutOrder, generator: str = "g") -> MadeRollout:
+    return MadeRollout((order.prompt, order.rollout), order.version, generator, 0.1)
+
+
+class _Desk:
+    """A buffer with a clock, a trainer, and short ways to ask it."""
+
+    def __init__(self, count: int, groups: int = 1, epochs: int = 1, **rules: Any) -> None:
+        chosen = {"group_size": 1, "min_group_size": rules.get("group_size", 1), "max_staleness": 1}
+        order = PromptOrder(count, epochs=epochs, shuffle=False, seed=0)
+        self.buffer = RolloutBuffer(BufferRules(**{**chosen, **rules}), order)
+        self.now = 100.0
+        self.number = 0
+        self.buffer.begin("trainer", groups, 1, None)
+
+    def take(self, generator: str = "g") -> RolloutOrder | None:
+        return self.buffer.take(GeneratorLife(generator, "1"), self.now)
+
+    def make(self, generator: str = "g") -> RolloutOrder:
+        order = self.take(generator)
+        assert order is not None
+        assert self.buffer.give(order.token, made(order))
+        return order
+
+    def hand_out(self) -> Any:
+        batch = self.buffer.hand_out("trainer", self.number, self.now)
+        self.number += batch is not None
+        return batch
+
+    def prompts(self) -> list[int] | None:
+        batch = self.hand_out()
+        return None if batch is None else [each.prompt.index for each in batch.groups]
+
+    def beat(self, generator: str, *held: RolloutOrder, doing: str = "") -> list[str]:
+        life = GeneratorLife(generator, "1")
+        return self.buffer.note(life, self.now, {each.token: doing for each in held})
+
+    def pass_s(self, seconds: float, *alive: str) -> None:
+        """Lets time pass, in which these generators are heard of."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now = min(until, self.now + 1)
+            for each in alive:
+                self.buffer.note(GeneratorLife(each, "1"), self.now)
+            self.buffer.tick(self.now)
+
+
+# The bound
+
+
+def test_with_staleness_0_generators_wait_until_the_batch_is_trained_and_published() -> None:
+    desk = _Desk(8, groups=2, max_staleness=0)
+    desk.make(), desk.make()
+    assert desk.take() is None
+    assert desk.prompts() == [0, 1]
+    assert desk.take() is None  # the trainer trains
+    desk.buffer.published("trainer", 2)
+    assert desk.make().version == 2
+
+
+def test_generators_work_ahead_by_max_staleness_and_a_batch_more() -> None:
+    desk = _Desk(100, groups=2, max_staleness=3)
+    assert sum(desk.take() is not None for _ in range(20)) == 8
+
+
+def test_a_batch_may_pass_a_straggler_but_not_beyond_the_bound() -> None:
+    desk = _Desk(10, groups=1, max_staleness=1)
+    slow = desk.take()
+    assert slow is not None
+    desk.make()
+    assert desk.prompts() == [1]  # it may come with the next one
+    desk.buffer.published("trainer", 2)
+    desk.make()
+    assert desk.prompts() is None  # now it must
+    desk.buffer.give(slow.token, made(slow))
+    assert desk.prompts() == [0]
+
+
+def test_several_publishes_for_one_batch_end_one_step() -> None:
+    desk = _Desk(10)
+    desk.make()
+    desk.prompts()
+    for version in (2, 3, 4):
+        desk.buffer.published("trainer", version)
+    assert (desk.buffer.status(0).step, desk.make().version) == (1, 4)
+
+
+def test_groups_that_are_too_old_are_discarded_and_made_again() -> None:
+    desk = _Desk(4, max_staleness=0, discards=True)
+    slow = desk.take()
+    assert slow is not None
+    desk.make()
+    assert desk.prompts() == [1]
+    desk.buffer.published("trainer", 2)
+    assert not desk.buffer.give(slow.token, made(slow))
+    assert desk.make().prompt == slow.prompt
+    assert desk.prompts() == [0]
+    status = desk.buffer.status(0)
+    assert (status.discarded, status.late, status.trained) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("seed", range(_SEEDS))
+def test_whatever_happens_each_prompt_is_trained_once_within_the_bound(seed: int) -> None:
+    _Story(random.Random(seed)).run()
+
+
+class _Story:
+    """Generators and trainers that do anything, in any order."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        size = rng.randint(1, 4)
+        self.rules = BufferRules(
+            size,
+            rng.randint(1, size),
+            rng.randint(0, 3),
+            discards=rng.random() < 0.3,
+            rollout_timeout_s=30.0,
+            max_attempts=3,
+            max_losses=3,
+        )
+        self.count, self.epochs = rng.randint(1, 12), rng.randint(1, 2)
+        self.groups = rng.randint(1, 4)
+        self.buffer = self.new_buffer()
+        self.now = 0.0
+        self.version = 1
+        self.lives: dict[str, int] = {f"g{index}": 0 for index in range(rng.randint(1, 4))}
+        #: What generators have, and what they have sent before.
+        self.held: list[tuple[GeneratorLife, RolloutOrder]] = []
+        self.sent: list[RolloutOrder] = []
+        self.session, self.number = "s0", 0
+        self.trained: collections.Counter[PromptRef] = collections.Counter()
+        self.saved: tuple[Any, collections.Counter[PromptRef]] | None = None
+        self.batch: list[PromptRef] = []
+        self.is_over = self.waits = False
+        #: Whether it publishes only between two batches, as a trainer of one thread does.
+        self.is_orderly = rng.random() < 0.8
+
+    def new_buffer(self) -> RolloutBuffer:
+        order = PromptOrder(self.count, epochs=self.epochs, shuffle=True, seed=3)
+        return RolloutBuffer(self.rules, order)
+
+    def run(self) -> None:
+        self.buffer.begin(self.session, self.groups, self.version, None)
+        for _ in range(300):
+            self.rng.choice(self.moves)(self)
+        for _ in range(3000):  # now all goes well
+            if self.is_over:
+                break
+            self.pass_time(0.1)
+            for name in self.lives:
+                self.take(name)
+            for generator, order in self.held:
+                self.buffer.give(order.token, made(order, generator.name))
+            self.held.clear()
+            self.read()
+            if not self.waits:
+                self.publish()
+        assert self.is_over
+        uses = {PromptRef(e, i) for e in range(self.epochs) for i in range(self.count)}
+        assert set(self.trained) == uses
+        assert set(self.trained.values()) == {1}
+
+    # What may happen
+
+    def pass_time(self, seconds: float | None = None) -> None:
+        self.now += self.rng.choice([0.1, 1, 4, 40]) if seconds is None else seconds
+        self.buffer.tick(self.now)
+
+    def take(self, name: str | None = None) -> None:
+        name = name or self.rng.choice(list(self.lives))
+        generator = GeneratorLife(name, str(self.lives[name]))
+        if (order := self.buffer.take(generator, self.now)) is not None:
+            assert order.version == self.version
+            self.held.append((generator, order))
+
+    def give(self) -> None:
+        if self.held:
+            generator, order = self.held.pop(self.rng.randrange(len(self.held)))
+            self.buffer.give(order.token, made(order, generator.name))
+            self.sent.append(order)
+
+    def give_twice(self) -> None:
+        if self.sent:
+            order = self.rng.choice(self.sent)
+            assert not self.buffer.give(order.token, made(order))
+
+    def fail(self) -> None:
+        if self.held and self.rng.random() < 0.2:
+            self.buffer.fail(self.held.pop()[1].token, "an error")
+
+    def start_again(self) -> None:
+        name = self.rng.choice(list(self.lives))
+        self.lives[name] += 1
+        self.buffer.note(GeneratorLife(name, str(self.lives[name])), self.now)
+
+    def beat(self) -> None:
+        for name, life in self.lives.items():
+            generator = GeneratorLife(name, str(life))
+            held = {order.token: "" for each, order in self.held if each == generator}
+            self.buffer.note(generator, self.now, held)
+
+    def read(self) -> None:
+        if self.is_over:
+            return
+        self.batch = []  # it is trained: the next one is asked for
+        try:
+            batch = self.buffer.hand_out(self.session, self.number, self.now)
+        except (PromptsFailedError, GeneratorsGoneError):
+            self.restore()
+            return
+        self.waits = batch is None
+        if batch is None:
+            return
+        again = self.buffer.hand_out(self.session, self.number, self.now)
+        assert again == batch  # the answer was lost
+        self.number += 1
+        for failed in batch.set_aside:
+            assert failed.errors
+            self.trained[PromptRef(failed.epoch, failed.index)] += 1
+        self.is_over = not batch.groups
+        assert self.is_over or len(batch.groups) == self.groups or self.ends_with(batch.groups)
+        for group in batch.groups:
+            assert group.staleness <= self.rules.max_staleness
+            places = [each.payload[1] for each in group.rollouts]
+            assert {each.payload[0] for each in group.rollouts} == {group.prompt}
+            assert len(places) == len(set(places)) >= self.rules.min_group_size
+            self.trained[group.prompt] += 1
+            self.batch.append(group.prompt)
+        self.saved = batch.state, self.trained.copy()
+        if self.is_orderly and not self.rules.discards:
+            assert not self.buffer.status(self.now).discarded
+
+    def ends_with(self, groups: Any) -> bool:
+        return sum(self.trained.values()) + len(groups) == self.count * self.epochs
+
+    def publish(self) -> None:
+        if self.is_orderly and self.waits:
+            return
+        self.version += 1
+        self.buffer.published(self.session, self.version)
+        self.batch = []
+
+    def restore(self) -> None:
+        """Trainer or buffer begins again, from the state after the last batch."""
+        if self.rng.random() < 0.5:
+            self.buffer = self.new_buffer()
+        state, self.trained = (None, collections.Counter()) if self.saved is None else self.saved
+        self.trained = self.trained.copy()
+        if state is None:
+            self.buffer = self.new_buffer()
+        self.session, self.number = self.session + "'", 0
+        self.version += 1
+        self.buffer.published(self.session, self.version)
+        self.buffer.begin(self.session, self.groups, self.version, state)
+        self.is_over, self.batch, self.waits = False, [], False
+
+    def replace_trainer(self) -> None:
+        """By one that has lost all it knew: the last batch may not have been trained."""
+        if self.is_over or self.rng.random() > 0.1:
+            return
+        old, self.session, self.number = self.session, self.session + "+", 0
+        self.buffer.begin(self.session, self.groups, self.version, None)
+        with pytest.raises(TrainerReplacedError):
+            self.buffer.hand_out(old, 0, self.now)
+        self.trained.subtract(self.batch)
+        self.trained += collections.Counter()  # without zeros
+        self.batch, self.waits = [], False
+
+    def go_back(self) -> None:
+        if self.rng.random() < 0.1:
+            self.restore()
+
+    moves = [
+        pass_time,
+        *[take] * 6,
+        *[give] * 6,
+        give_twice,
+        fail,
+        start_again,
+        *[beat] * 3,
+        *[read] * 3,
+        *[publish] * 2,
+        replace_trainer,
+        go_back,
+    ]

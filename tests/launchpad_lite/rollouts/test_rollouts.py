@@ -1,0 +1,280 @@
+"""Programs with generators and a trainer."""
+
+import collections
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import launchpad_lite as lp
+from launchpad_lite import rollouts
+from launchpad_lite.testing import poll_until
+from launchpad_lite.testing.programs import ProgramLauncher, call_until_answered
+
+
+class Generator:
+    """Tells the weights that it sees."""
+
+    def generate(self, prompt: int, weights: Any) -> tuple[int, float, float]:
+        return prompt, float(weights["w"].min()), float(weights["w"].max())
+
+
+class Awkward(Generator):
+    """Fails or waits at some prompts."""
+
+    def __init__(self, does: Callable[[int], object]) -> None:
+        self._does = does
+
+    def generate(self, prompt: int, weights: Any) -> Any:
+        self._does(prompt)
+        return super().generate(prompt, weights)
+
+
+def params(version: int) -> dict[str, Any]:
+    return {"w": np.full(100_000, float(version))}
+
+
+def train(made: rollouts.RolloutsClient, groups: int, told: list[Any], **options: Any) -> None:
+    """Trains to the end, or to an error, with weights that are their version."""
+    version = made.publish(params(1))
+    try:
+        for batch in made.batches(groups, **options):
+            told.append((batch, made.state()))
+            version = made.publish(params(version + 1))
+    except (rollouts.RolloutsError, ValueError) as error:
+        told.append(error)
+    told.append(made.status())
+
+
+def program(
+    described: rollouts.Rollouts,
+    generator: Any = Generator,
+    *,
+    groups: int = 2,
+    generators: int = 2,
+    train: Any = train,
+    watch: Any = None,
+    **options: Any,
+) -> tuple[lp.Program, list[Any]]:
+    whole = lp.Program("rollouts")
+    handle = described.add_to(whole, generator=generator, generators=generators)
+    told: list[Any] = []
+    whole.add_node(lp.PyNode(train, handle, groups, told, **options), label="trainer")
+    if watch is not None:
+        whole.add_node(lp.PyNode(watch, handle), label="watch")
+    return whole, told
+
+
+def run(described: rollouts.Rollouts, *args: Any, **options: Any) -> list[Any]:
+    """Runs a program with threads, and returns what its trainer told."""
+    whole, told = program(described, *args, **options)
+    lp.launch(whole, "local_mt").wait()
+    return told
+
+
+def trained(told: list[Any]) -> collections.Counter[int]:
+    batches = [each[0] for each in told if isinstance(each, tuple)]
+    return collections.Counter(group.index for batch in batches for group in batch)
+
+
+def test_each_prompt_gets_its_group_once_in_each_epoch_with_fresh_weights() -> None:
+    told = run(
+        rollouts.Rollouts(list(range(11)), group_size=3, max_staleness=1, epochs=2), groups=4
+    )
+    assert trained(told) == dict.fromkeys(range(11), 2)
+    batches = [each[0] for each in told[:-1]]
+    assert [len(batch) for batch in batches] == [4, 4, 4, 4, 4, 2]
+    for batch in batches:
+        for group in batch:
+            assert group.staleness <= 1
+            assert group.prompt == group.index
+            assert len(group.rollouts) == 3
+            for each in group.rollouts:
+                # Whole weights of one version, and of the newest steps.
+                assert each.value == (group.prompt, each.version, each.version)
+                assert each.version >= batch.step  # of step s, the newest version is s + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompts": []}, "prompts is empty"),
+        ({"group_size": 0}, "group_size is at least 1, not 0"),
+        ({"group_size": 4, "min_group_size": 5}, "min_group_size is between 1 and 4, not 5"),
+        ({"max_staleness": -1}, "max_staleness is at least 0, not -1"),
+        ({"when_stale": "drop"}, "when_stale is 'pace' or 'discard', not 'drop'"),
+        ({"epochs": 0}, "epochs is at least 1 or None, not 0"),
+        ({"rollout_timeout_s": 0}, "rollout_timeout_s is above 0, not 0"),
+        ({"max_attempts": 0}, "max_attempts is at least 1, not 0"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^Rollouts: {re.escape(message)}$"):
+        rollouts.Rollouts(**{"prompts": [1], **options})
+
+
+def test_a_generator_needs_its_method_and_a_trainer_weights() -> None:
+    with pytest.raises(TypeError, match=r"has no generate\(prompt, weights\)"):
+        program(rollouts.Rollouts([1]), object)
+
+    def read(made: rollouts.RolloutsClient, groups: int, told: list[Any]) -> None:
+        for count in (0, groups):
+            try:
+                made.batches(count)
+            except (rollouts.RolloutsError, ValueError) as error:
+                told.append(str(error))
+
+    assert run(rollouts.Rollouts([1]), train=read) == [
+        "batches: groups is at least 1, not 0",
+        "publish the first weights before batches(): generators wait for them",
+    ]
+
+
+def test_threads_of_one_generator_make_rollouts_at_the_same_time() -> None:
+    meet = threading.Barrier(3, timeout=10)
+    whole = lp.Program("rollouts")
+    handle = rollouts.Rollouts(list(range(6)), max_staleness=2).add_to(
+        whole, generator=lp.Deferred(Awkward, lambda _: meet.wait()), generators=1, threads=3
+    )
+    told: list[Any] = []
+    whole.add_node(lp.PyNode(train, handle, 1, told), label="trainer")
+    lp.launch(whole, "local_mt").wait()
+    assert trained(told) == dict.fromkeys(range(6), 1)
+
+
+# Nothing hangs
+
+
+def test_a_trainer_that_waits_says_for_whom() -> None:
+    blocks, said = threading.Event(), list[str]()
+
+    def watch(made: rollouts.RolloutsClient) -> None:
+        said.append(poll_until(lambda: re.search(".* which .*", made.status().waits))[0])
+        blocks.set()
+
+    whole, told = program(
+        rollouts.Rollouts(list(range(8)), group_size=2, max_staleness=1, shuffle=False),
+        lp.Deferred(Awkward, lambda prompt: prompt == 3 and blocks.wait()),
+        watch=watch,
+    )
+    lp.launch(whole, "local_mt").wait()
+    assert trained(told) == dict.fromkeys(range(8), 1)
+    assert re.fullmatch(
+        r"the trainer waits \d+ s for prompt 3: 0 of 2; rollout 0 is at generator\[\d\] since \d+ s, "
+        r"which is at test_rollouts.py:\d+: .*blocks.wait.*; rollout 1 is at generator.*",
+        said[0],
+    )
+
+
+def test_a_prompt_that_fails_is_set_aside_with_its_errors() -> None:
+    def does(prompt: int) -> None:
+        if prompt == 2:
+            raise ArithmeticError("no reward")
+
+    told = run(rollouts.Rollouts(list(range(6)), group_size=2), lp.Deferred(Awkward, does))
+    assert trained(told) == {0: 1, 1: 1, 3: 1, 4: 1, 5: 1}
+    (failed,) = [failed for batch, _ in told[:-1] for failed in batch.set_aside] or [None]
+    assert failed is not None
+    assert failed.index == 2
+    assert "ArithmeticError: no reward" in failed.errors[-1]
+    assert told[-1].set_aside == 1
+
+
+def test_a_generator_that_always_fails_ends_the_wait_with_its_error() -> None:
+    def does(_: int) -> None:
+        raise ArithmeticError("no reward")
+
+    began_at = time.monotonic()
+    told = run(rollouts.Rollouts(list(range(100))), lp.Deferred(Awkward, does))
+    assert isinstance(told[0], rollouts.PromptsFailedError)
+    assert "ArithmeticError: no reward" in str(told[0])
+    assert time.monotonic() - began_at < 5
+
+
+def test_generators_that_never_come_back_end_the_wait() -> None:
+    ends = threading.Event()
+    told = run(
+        rollouts.Rollouts(list(range(4)), rollout_timeout_s=0.2),
+        lp.Deferred(Awkward, lambda _: ends.wait(8)),
+        generators=1,
+    )
+    ends.set()
+    assert isinstance(told[0], rollouts.GeneratorsGoneError)
+    assert "generator[0] still work at rollouts that took longer" in str(told[0])
+
+
+def test_a_group_goes_on_without_a_rollout_that_takes_too_long() -> None:
+    slow = threading.Lock()
+    ends = threading.Event()
+
+    def does(prompt: int) -> None:
+        if prompt == 0 and slow.acquire(blocking=False):
+            ends.wait(8)
+
+    told = run(
+        rollouts.Rollouts(
+            list(range(4)), group_size=3, min_group_size=2, rollout_timeout_s=0.5, shuffle=False
+        ),
+        lp.Deferred(Awkward, does),
+    )
+    ends.set()
+    sizes = {group.index: len(group.rollouts) for batch, _ in told[:-1] for group in batch}
+    assert sizes == {0: 2, 1: 3, 2: 3, 3: 3}
+
+
+# Ends and beginnings
+
+
+def test_a_trainer_goes_on_from_a_state_with_the_prompts_that_it_has_not_trained() -> None:
+    described = rollouts.Rollouts(list(range(10)), max_staleness=2, epochs=2)
+    before = run(described)[:3]
+    after = run(described, state=before[-1][1])
+    assert trained(before) + trained(after) == dict.fromkeys(range(10), 2)
+    told = run(rollouts.Rollouts([1, 2, 3]), state=before[-1][1])
+    assert str(told[0]) == "batches: the state is of 10 prompts, and there are 3"
+
+
+class Slow(Generator):
+    """Takes a moment for each rollout."""
+
+    def generate(self, prompt: int, weights: Any) -> Any:
+        time.sleep(0.01)
+        return super().generate(prompt, weights)
+
+
+def _train_to_file(made: rollouts.RolloutsClient, groups: int, _: Any, path: Path) -> None:
+    told: list[Any] = []
+    train(made, groups, told)
+    errors = [str(each) for each in told if isinstance(each, Exception)]
+    path.write_text(json.dumps([told[-1].step, dict(trained(told)), errors]))
+
+
+def test_nothing_is_lost_or_trained_twice_when_nodes_are_killed(
+    launch_program: ProgramLauncher, tmp_path: Path
+) -> None:
+    whole, _ = program(
+        rollouts.Rollouts(list(range(60)), group_size=2, max_staleness=2, max_losses=100),
+        Slow,
+        train=_train_to_file,
+        path=tmp_path / "told",
+    )
+    restart = dict.fromkeys(("generator", "rollouts", "weights"), "on_failure")
+    running = launch_program(whole, "test_mp", restart=restart)
+    buffer = running.client("rollouts")
+    for number, victim in enumerate(restart):
+        poll_until(lambda least=5 * number + 3: call_until_answered(buffer.status).step >= least)
+        (pid,) = (each.pid for each in running.running.status() if each.name == f"{victim}[0]")
+        os.kill(pid, signal.SIGKILL)
+    running.wait()
+    step, counts, errors = json.loads((tmp_path / "told").read_text())
+    assert not errors
+    assert counts == {str(index): 1 for index in range(60)}
+    assert step == 30

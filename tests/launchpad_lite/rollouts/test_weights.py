@@ -1,0 +1,89 @@
+"""Versioned parameters for many readers."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import launchpad_lite as lp
+from launchpad_lite import rollouts
+from launchpad_lite.testing import poll_until
+from launchpad_lite.testing.programs import ProgramLauncher
+
+
+def run(work: Callable[..., object], *, launcher: str = "local_mt", **options: Any) -> None:
+    """Runs functions with weights, each in a node."""
+    program = lp.Program("weights")
+    weights = rollouts.Weights(**options).add_to(program)
+    program.add_node(lp.PyNode(work, weights), label="work")
+    lp.launch(program, launcher).wait()
+
+
+def _publish(weights: rollouts.WeightsClient, versions: int) -> None:
+    params = {"a": np.zeros(300_000), "b": [np.zeros(10, np.float32)]}
+    for version in range(1, versions + 1):
+        params["a"][:] = version
+        params["b"][0][:] = version
+        assert weights.publish(params) == version
+
+
+def _check(weights: rollouts.WeightsClient, versions: int) -> None:
+    seen = 0
+    for params, version in weights.versions():
+        assert version > seen
+        seen = version
+        for array in (params["a"], params["b"][0]):
+            assert (array.min(), array.max()) == (version, version)
+            array[:] = -1  # the reader's own
+        if version == versions:
+            return
+
+
+@pytest.mark.parametrize("launcher", ["local_mt", "test_mp"])
+def test_readers_see_whole_versions_the_newest_of_which_comes_last(
+    launch_program: ProgramLauncher, launcher: str
+) -> None:
+    program = lp.Program("weights")
+    weights = rollouts.Weights().add_to(program)
+    program.add_node(lp.PyNode(_publish, weights, 200), label="trainer")
+    with program.group("reader"):
+        for _ in range(2):
+            program.add_node(lp.PyNode(_check, weights, 200))
+    launch_program(program, launcher).wait()
+
+
+def test_another_structure_and_nan_are_refused_with_their_place() -> None:
+    first = {"layers": [np.zeros((2, 3)), np.zeros(3)], "count": 1}
+    wrong = [
+        ({**first, "layers": [np.zeros((2, 4)), np.zeros(3)]}, r"params\['layers'\]\[0\] is float64 of shape \(2, 4\), and was .*\(2, 3\)"),
+        ({**first, "layers": [np.zeros((2, 3))]}, r"params\['layers'\]\[1\] is missing"),
+        ({**first, "bias": 0}, r"params\['bias'\] is new"),
+        ({**first, "layers": [np.zeros((2, 3)), np.full(3, np.nan)]}, r"params\['layers'\]\[1\] has a NaN"),
+    ]  # fmt: skip
+
+    def work(weights: rollouts.WeightsClient) -> None:
+        weights.publish(first)
+        for params, message in wrong:
+            with pytest.raises(rollouts.WeightsError, match=message):
+                weights.publish(params)
+        assert weights.latest().version == 1
+
+    run(work, refuse_nan=True)
+
+
+def test_a_reader_waits_for_a_newer_version_or_for_some_time() -> None:
+    def work(weights: rollouts.WeightsClient) -> None:
+        with pytest.raises(TimeoutError, match="no version of the weights is newer than 0"):
+            weights.get(timeout_s=0.1)
+        seen: list[tuple[int, int]] = []
+        weights.subscribe(lambda params, version: seen.append((params, version)))
+        threading.Timer(0.1, weights.publish, (10,)).start()
+        assert weights.get(0) == (10, 1)
+        poll_until(lambda: seen)
+        weights.publish(20)
+        poll_until(lambda: len(seen) == 2)
+        assert seen == [(10, 1), (20, 2)]
+
+    run(work)
