@@ -18,7 +18,6 @@ from launchpad_lite.rollouts.results import (
     FailedPrompt,
     Rollout,
     RolloutGroup,
-    RolloutState,
     RolloutStatus,
 )
 from launchpad_lite.rollouts.rollouts import Rollouts, RolloutsClient, RolloutsHandle
@@ -36,7 +35,6 @@ __all__ = [
     "PromptsFailedError",
     "Rollout",
     "RolloutGroup",
-    "RolloutState",
     "RolloutStatus",
     "Rollouts",
     "RolloutsClient",

@@ -17,6 +17,10 @@ class Rollout(Generic[R]):
         version: The version of the weights that it was made with.
         generator: Name of the node that has made it.
         took_s: Seconds that `generate` took.
+
+    Example:
+        for rollout in group.rollouts:
+            print(rollout.value, rollout.version, rollout.generator)
     """
 
     value: R
@@ -35,6 +39,9 @@ class RolloutGroup(Generic[P, R]):
         epoch: How often all prompts were used before.
         rollouts: `group_size` of them; fewer, but at least `min_group_size`, if some failed.
         staleness: Training steps between its beginning and this batch; at most `max_staleness`.
+
+    Example:
+        rewards = [reward for _, reward in group.values]
     """
 
     prompt: P
@@ -56,6 +63,10 @@ class FailedPrompt(NamedTuple):
         index: Its place in the sequence of prompts.
         epoch: How often all prompts were used before.
         errors: What happened, in order.
+
+    Example:
+        for failed in batch.set_aside:
+            print(prompts[failed.index], failed.errors[-1])
     """
 
     index: int
@@ -71,6 +82,12 @@ class Batch(Generic[P, R]):
         groups: As many as were asked for; the last batch may have fewer.
         step: The training step: how many steps have ended before.
         set_aside: Prompts that were given up since the last batch.
+
+    Example:
+        for batch in made.batches(groups=16):
+            for group in batch:
+                learn(group.prompt, group.values)
+            made.publish(params)
     """
 
     groups: Sequence[RolloutGroup[P, R]]
@@ -104,7 +121,7 @@ class RolloutStatus:
         waits: Who waits for what, for people; empty if the trainer does not wait.
 
     Example:
-        print(rollouts.status().waits)
+        print(made.status().waits)
     """
 
     step: int

@@ -36,8 +36,8 @@ class RolloutsClient:
 
     Example:
         class Trainer:
-            def __init__(self, rollouts: rollouts.RolloutsClient):
-                self._rollouts = rollouts
+            def __init__(self, made: rollouts.RolloutsClient):
+                self._rollouts = made
 
             def run(self):
                 self._rollouts.publish(self._params)
@@ -189,6 +189,11 @@ class RolloutsHandle(lp.Deferred[RolloutsClient]):
 
     Attributes:
         weights: A handle of the weights alone, for other nodes.
+
+    Example:
+        made = rollouts.Rollouts(prompts).add_to(program, generator=Generator, generators=4)
+        program.add_node(lp.PyClassNode(Trainer, made), label="trainer")
+        program.add_node(lp.PyClassNode(Evaluator, made.weights), label="evaluator")
     """
 
     weights: WeightsHandle
@@ -206,10 +211,10 @@ class Rollouts:
             def generate(self, prompt, weights):
                 return play(prompt, weights)
 
-        handle = rollouts.Rollouts(prompts, group_size=8).add_to(
+        made = rollouts.Rollouts(prompts, group_size=8).add_to(
             program, generator=Generator, generators=4
         )
-        program.add_node(lp.CourierNode(Trainer, handle), label="trainer")
+        program.add_node(lp.PyClassNode(Trainer, made), label="trainer")
     """
 
     def __init__(

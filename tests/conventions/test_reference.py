@@ -12,7 +12,7 @@ import pytest
 import courier
 import launchpad_lite as lp
 from courier import lowlevel
-from launchpad_lite import engines, replicas, search, testing
+from launchpad_lite import engines, replicas, rollouts, search, testing
 
 _ROOMS = {
     "lp": lp,
@@ -22,6 +22,7 @@ _ROOMS = {
     "engines": engines,
     "search": search,
     "replicas": replicas,
+    "rollouts": rollouts,
 }
 #: Of no use to users by themselves, or no object with a docstring.
 _WITHOUT = {

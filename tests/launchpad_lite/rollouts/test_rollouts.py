@@ -257,6 +257,7 @@ def _train_to_file(made: rollouts.RolloutsClient, groups: int, _: Any, path: Pat
     path.write_text(json.dumps([told[-1].step, dict(trained(told)), errors]))
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_trained_twice_when_nodes_are_killed(
     launch_program: ProgramLauncher, tmp_path: Path
 ) -> None:
