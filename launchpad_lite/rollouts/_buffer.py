@@ -232,8 +232,8 @@ class RolloutBuffer:
                 self._free_again(group, slot)
         unwanted = [token for token in held if self._lease(token) is None]
         for token, doing in held.items():
-            if (lease := self._lease(token)) is not None:
-                lease.doing = doing
+            if (wanted := self._lease(token)) is not None:
+                wanted.doing = doing
         if not unwanted or len(unwanted) < len(held):
             known.stuck_at = None
         elif known.stuck_at is None:
@@ -523,7 +523,7 @@ class RolloutBuffer:
         open_prompts = [group.prompt for group in self._groups.values()]
         return {
             "position": self._prompts.position,
-            "again": [tuple(each) for each in (*open_prompts, *self._again)],
+            "again": [(each.epoch, each.index) for each in (*open_prompts, *self._again)],
             "step": self._step + self._has_batch,
             "trained": self._trained + len(self._handed),
         }

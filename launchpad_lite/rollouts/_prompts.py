@@ -3,10 +3,11 @@
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class PromptRef(NamedTuple):
+@dataclass(frozen=True)
+class PromptRef:
     """One use of a prompt.
 
     Attributes:

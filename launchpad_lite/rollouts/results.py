@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -56,7 +56,8 @@ class RolloutGroup(Generic[P, R]):
         return [each.value for each in self.rollouts]
 
 
-class FailedPrompt(NamedTuple):
+@dataclass(frozen=True)
+class FailedPrompt:
     """A prompt that was set aside, because its rollouts failed too often.
 
     Attributes:
