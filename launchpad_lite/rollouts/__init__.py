@@ -14,9 +14,9 @@ from launchpad_lite.rollouts.errors import (
     WeightsError,
 )
 from launchpad_lite.rollouts.results import (
-    Batch,
     FailedPrompt,
     Rollout,
+    RolloutBatch,
     RolloutGroup,
     RolloutStatus,
 )
@@ -29,11 +29,11 @@ from launchpad_lite.rollouts.weights import (
 )
 
 __all__ = [
-    "Batch",
     "FailedPrompt",
     "GeneratorsGoneError",
     "PromptsFailedError",
     "Rollout",
+    "RolloutBatch",
     "RolloutGroup",
     "RolloutStatus",
     "Rollouts",

@@ -76,7 +76,7 @@ class FailedPrompt:
 
 
 @dataclass(frozen=True)
-class Batch(Generic[P, R]):
+class RolloutBatch(Generic[P, R]):
     """Groups to train with; iterable.
 
     Attributes:
@@ -118,7 +118,7 @@ class RolloutStatus:
         retried: Rollouts that were begun again, for whatever reason.
         discarded: Groups that were thrown away because they were too old.
         late: Rollouts that came when they were not wanted any more.
-        set_aside: Prompts that were given up; `Batch.set_aside` has their errors.
+        set_aside: Prompts that were given up; `RolloutBatch.set_aside` has their errors.
         waits: Who waits for what, for people; empty if the trainer does not wait.
 
     Example:

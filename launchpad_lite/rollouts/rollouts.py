@@ -15,8 +15,8 @@ from launchpad_lite.rollouts._generating import GeneratorNode
 from launchpad_lite.rollouts._patience import call_patiently
 from launchpad_lite.rollouts.errors import RolloutsError
 from launchpad_lite.rollouts.results import (
-    Batch,
     Rollout,
+    RolloutBatch,
     RolloutGroup,
     RolloutState,
     RolloutStatus,
@@ -86,7 +86,7 @@ class RolloutsClient:
 
     def batches(
         self, groups: int, *, state: RolloutState | None = None
-    ) -> Iterator[Batch[Any, Any]]:
+    ) -> Iterator[RolloutBatch[Any, Any]]:
         """Yields batches, until all prompts were used or this node is to stop.
 
         A batch counts as trained when the next one is asked for, or at the next `publish`. The last batch may have
@@ -121,7 +121,7 @@ class RolloutsClient:
         self._begin(self._session)
         return self._read()
 
-    def _read(self) -> Iterator[Batch[Any, Any]]:
+    def _read(self) -> Iterator[RolloutBatch[Any, Any]]:
         session = self._session
         while (handed := self._next(session)) is not None:
             for failed in handed.set_aside:
@@ -146,7 +146,7 @@ class RolloutsClient:
                 )
                 for each in handed.groups
             ]
-            yield Batch(groups, handed.step, handed.set_aside)
+            yield RolloutBatch(groups, handed.step, handed.set_aside)
 
     def _next(self, session: str) -> HandedBatch | None:
         """Returns the next batch; None if this node is to stop."""
