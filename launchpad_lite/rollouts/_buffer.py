@@ -153,7 +153,7 @@ class _OpenGroup:
 
 
 @dataclass(slots=True)
-class _Generator:
+class _GeneratorRecord:
     life: str
     seen_at: float
     #: The attempts that it works at, also those that were given up.
@@ -177,7 +177,7 @@ class RolloutBuffer:
         self._free: list[tuple[int, int]] = []
         #: Attempts by token, also those that were given up, while their group is here.
         self._attempts: dict[str, tuple[int, int]] = {}
-        self._generators: dict[str, _Generator] = {}
+        self._generators: dict[str, _GeneratorRecord] = {}
         #: Since when no generator is there, after the first: nodes may take long to start.
         self._absent_at: float | None = None
         self._ticked_at: float | None = None
@@ -219,7 +219,7 @@ class RolloutBuffer:
             self._lose(generator.name, "was started again")
             known = None
         if known is None:
-            known = self._generators[generator.name] = _Generator(generator.life, now)
+            known = self._generators[generator.name] = _GeneratorRecord(generator.life, now)
         known.seen_at = now
         self._absent_at = None
         if held is None:
