@@ -31,8 +31,8 @@ from launchpad_lite.rollouts.errors import (
 )
 from launchpad_lite.rollouts.results import FailedPrompt, RolloutState, RolloutStatus
 
-#: Seconds after which generators that are held up will not go on.
-_SURE_S = 3.0
+#: A generator that was never heard from may take so many times as long as one that is lost.
+_STARTS = 10
 #: Prompts that fail one after the other, at least, before all are taken to fail.
 _LEAST_FAILED = 3
 #: Open groups are so many times more if groups may be thrown away.
@@ -126,8 +126,8 @@ class _Slot:
     made: MadeRollout | None = None
     errors: list[str] = field(default_factory=list)
     losses: int = 0
-    #: The generator that was too slow with it: another one is to try.
-    avoid: str = ""
+    #: The generators that have failed or were too slow: others are to try.
+    failed_at: set[str] = field(default_factory=set)
     is_dropped: bool = False
 
     @property
@@ -147,19 +147,20 @@ class _OpenGroup:
     begun: int
     slots: list[_Slot]
 
-    @property
-    def is_complete(self) -> bool:
-        return all(slot.is_settled for slot in self.slots)
-
 
 @dataclass(slots=True)
 class _GeneratorRecord:
     life: str
     seen_at: float
-    #: The attempts that it works at, also those that were given up.
-    held: set[str] = field(default_factory=set)
-    #: Since when it works at nothing but attempts that were given up.
-    stuck_at: float | None = None
+    #: How many rollouts it makes at the same time.
+    threads: int = 1
+    #: The attempts that it works at, also those that were given up, and since when.
+    held: dict[str, float] = field(default_factory=dict)
+
+    def is_stuck(self, now: float, limit_s: float) -> bool:
+        """Returns whether all its threads have worked at one rollout for too long."""
+        late = sum(now - since >= limit_s for since in self.held.values())
+        return late >= self.threads
 
 
 class RolloutBuffer:
@@ -173,13 +174,16 @@ class RolloutBuffer:
         self._again: collections.deque[PromptRef] = collections.deque()
         self._groups: dict[int, _OpenGroup] = {}
         self._number = 0
+        #: Groups that wait for a batch, the oldest first.
+        self._complete: dict[int, _OpenGroup] = {}
         #: Slots that may be free, by group and place: a heap.
         self._free: list[tuple[int, int]] = []
         #: Attempts by token, also those that were given up, while their group is here.
         self._attempts: dict[str, tuple[int, int]] = {}
         self._generators: dict[str, _GeneratorRecord] = {}
-        #: Since when no generator is there, after the first: nodes may take long to start.
+        #: Since when no generator is there, and for how long that may be.
         self._absent_at: float | None = None
+        self._absence_s = _STARTS * rules.absence_s  # nodes may take long to start
         self._ticked_at: float | None = None
         #: The trainer that reads, how many groups its batches have, and its last batch.
         self.session = ""
@@ -206,13 +210,15 @@ class RolloutBuffer:
         generator: GeneratorLife,
         now: float,
         held: Mapping[str, str] | None = None,
-    ) -> list[str]:
-        """Hears of a generator; returns its attempts that are not wanted any more.
+        threads: int = 1,
+    ) -> None:
+        """Hears from a generator.
 
         Args:
             generator: Which.
             now: The time.
             held: What it does for each of its attempts, for people; None: it does not say.
+            threads: How many rollouts it makes at the same time, if it says that.
         """
         known = self._generators.get(generator.name)
         if known is not None and known.life != generator.life:
@@ -221,40 +227,35 @@ class RolloutBuffer:
         if known is None:
             known = self._generators[generator.name] = _GeneratorRecord(generator.life, now)
         known.seen_at = now
-        self._absent_at = None
+        self._absent_at, self._absence_s = None, self._rules.absence_s
         if held is None:
-            return []
-        known.held = set(held)
+            return
+        known.threads = threads
+        known.held = {token: known.held.get(token, now) for token in held}
         for group, slot, lease in self._leases():
             # The answer with it was lost.
             is_old = lease.begun_at + self._rules.lease_s / 2 <= now
             if is_old and lease.holder == generator.name and lease.token not in held:
                 self._free_again(group, slot)
-        unwanted = [token for token in held if self._lease(token) is None]
         for token, doing in held.items():
             if (wanted := self._lease(token)) is not None:
                 wanted.doing = doing
-        if not unwanted or len(unwanted) < len(held):
-            known.stuck_at = None
-        elif known.stuck_at is None:
-            known.stuck_at = now
-        return unwanted
 
     def take(self, generator: GeneratorLife, now: float) -> RolloutOrder | None:
         """Leases the next rollout to a generator; None if there is none now."""
         self.note(generator, now)
         if not self._version:
             return None  # there are no weights yet
-        found = self._free_slot(generator.name)
+        found = self._free_slot(generator.name, now)
         if found is None and self._begin_group():
-            found = self._free_slot(generator.name)
+            found = self._free_slot(generator.name, now)
         if found is None:
             return None
         group, slot, place = found
         token = secrets.token_hex(8)
         slot.lease = _Lease(token, generator.name, now, now + self._rules.rollout_timeout_s)
         self._attempts[token] = group.number, place
-        self._generators[generator.name].held.add(token)
+        self._generators[generator.name].held[token] = now
         return RolloutOrder(token, group.prompt, place, self._version)
 
     def give(self, token: str, made: MadeRollout) -> bool:
@@ -266,9 +267,14 @@ class RolloutBuffer:
             return False
         slot.made = made
         slot.lease = None
-        if group.is_complete:
+        if self._complete_if_so(group):
             self._failed_in_row = 0
         return True
+
+    def _complete_if_so(self, group: _OpenGroup) -> bool:
+        if all(slot.is_settled for slot in group.slots):
+            self._complete[group.number] = group
+        return group.number in self._complete
 
     def fail(self, token: str, error: str) -> None:
         """Hears that a rollout has raised."""
@@ -276,12 +282,12 @@ class RolloutBuffer:
         group, slot = self._of_attempt(token)
         self._forget_attempt(token)
         if group is not None and slot is not None and lease is not None:
-            self._retry(group, slot, f"{lease.holder}: {error}")
+            self._retry(group, slot, lease, f"{lease.holder}: {error}")
 
     def _forget_attempt(self, token: str) -> None:
         self._attempts.pop(token, None)
         for generator in self._generators.values():
-            generator.held.discard(token)
+            generator.held.pop(token, None)
 
     def _of_attempt(self, token: str) -> tuple[_OpenGroup | None, _Slot | None]:
         number, place = self._attempts.get(token, (-1, 0))
@@ -294,11 +300,9 @@ class RolloutBuffer:
         lease = None if slot is None else slot.lease
         return lease if lease is not None and lease.token == token else None
 
-    def _free_slot(self, generator: str) -> tuple[_OpenGroup, _Slot, int] | None:
-        """Takes the first free slot of the oldest group; not one that was too slow for this generator."""
-        others = any(
-            name != generator and each.stuck_at is None for name, each in self._generators.items()
-        )
+    def _free_slot(self, generator: str, now: float) -> tuple[_OpenGroup, _Slot, int] | None:
+        """Takes the first free slot of the oldest group; not one that others are to try."""
+        able = {name for name, each in self._generators.items() if not self._is_stuck(each, now)}
         passed = []
         found = None
         while self._free and found is None:
@@ -306,7 +310,8 @@ class RolloutBuffer:
             group = self._groups.get(number)
             if group is None or not group.slots[place].is_free:
                 continue
-            if others and group.slots[place].avoid == generator:
+            failed_at = group.slots[place].failed_at
+            if generator in failed_at and able - failed_at:
                 passed.append((number, place))
             else:
                 found = group, group.slots[place], place
@@ -333,9 +338,10 @@ class RolloutBuffer:
 
     # What becomes of attempts.
 
-    def _retry(self, group: _OpenGroup, slot: _Slot, error: str) -> None:
+    def _retry(self, group: _OpenGroup, slot: _Slot, lease: _Lease, error: str) -> None:
         """Frees a slot whose attempt has failed; gives it up, or its prompt, if that was too often."""
         slot.errors.append(error)
+        slot.failed_at.add(lease.holder)
         if len(slot.errors) < self._rules.max_attempts:
             self._free_again(group, slot)
         else:
@@ -348,7 +354,7 @@ class RolloutBuffer:
 
     def _give_up(self, group: _OpenGroup, slot: _Slot) -> None:
         if sum(not each.is_dropped for each in group.slots) > self._rules.min_group_size:
-            slot.is_dropped, slot.lease = True, None
+            self._drop(group, slot)
             return
         errors = tuple(error for each in group.slots for error in each.errors)
         self._failed.append(FailedPrompt(group.prompt.index, group.prompt.epoch, errors))
@@ -356,6 +362,10 @@ class RolloutBuffer:
         self._failed_in_row += 1
         self._last_error = errors[-1]
         self._remove(group)
+
+    def _drop(self, group: _OpenGroup, slot: _Slot) -> None:
+        slot.is_dropped, slot.lease = True, None
+        self._complete_if_so(group)
 
     def _lose(self, name: str, why: str) -> None:
         """Forgets a generator; its rollouts are made again."""
@@ -378,6 +388,7 @@ class RolloutBuffer:
 
     def _remove(self, group: _OpenGroup) -> None:
         del self._groups[group.number]
+        self._complete.pop(group.number, None)
         for token in [t for t, (number, _) in self._attempts.items() if number == group.number]:
             del self._attempts[token]
 
@@ -390,9 +401,9 @@ class RolloutBuffer:
                 generator.seen_at = now
         for name, generator in list(self._generators.items()):
             if generator.seen_at + self._rules.lease_s <= now:
-                self._lose(name, f"was not heard of for {self._rules.lease_s:g} s")
-                if not self._generators:
-                    self._absent_at = now
+                self._lose(name, f"was not heard from for {self._rules.lease_s:g} s")
+        if not self._generators and self._absent_at is None:
+            self._absent_at = now
         for group, slot, lease in self._leases():
             if lease.deadline_at <= now:
                 self._time_out(group, slot, lease)
@@ -401,16 +412,17 @@ class RolloutBuffer:
         limit = f"rollout_timeout_s={self._rules.rollout_timeout_s:g}"
         doing = f"; it {lease.doing}" if lease.doing else ""
         error = f"{lease.holder}: it took longer than {limit}{doing}"
-        slot.avoid = lease.holder
         if sum(each.made is not None for each in group.slots) >= self._rules.min_group_size:
             slot.errors.append(error)
-            slot.is_dropped, slot.lease = True, None
+            self._drop(group, slot)
         else:
-            self._retry(group, slot, error)
+            self._retry(group, slot, lease, error)
 
     # Called for the trainer.
 
-    def begin(self, session: str, groups: int, version: int, state: RolloutState | None) -> None:
+    def begin(
+        self, session: str, groups: int, version: int, state: RolloutState | None
+    ) -> RolloutState:
         """A trainer begins to read, perhaps again: from a state, or where the last one has stopped.
 
         Args:
@@ -419,27 +431,41 @@ class RolloutBuffer:
             version: Of the newest weights.
             state: As in `HandedBatch`. All that has begun is thrown away, and the prompts that were
                 not trained then begin again.
+
+        Returns:
+            The state in which it begins.
+
+        Raises:
+            ValueError: The state is of other prompts, or another order of them.
         """
+        if state is not None and state.get("order") != self._prompts.identity:
+            raise ValueError(
+                f"the state is of {state.get('order')}; these are {self._prompts.identity}"
+            )
         self._batch_groups, self._version = groups, version
+        self._waits_since, self._failed_in_row = None, 0
         if session == self.session:
             self._end_batch()
             self._discard()
-            return
+            return self._state_after()
         self.session = session
         self._batch_number, self._batch = -1, None
         if state is None:
             for group in self._handed:  # nobody knows whether it was trained
                 self._groups[group.number] = group
+                self._complete[group.number] = group
             self._groups = dict(sorted(self._groups.items()))
+            self._complete = dict(sorted(self._complete.items()))
         else:
             for group in list(self._groups.values()):
                 self._remove(group)
             self._prompts = self._prompts.at(state["position"])
             self._again = collections.deque(PromptRef(*each) for each in state["again"])
             self._step, self._trained = state["step"], state["trained"]
-            self._failed, self._failed_in_row = [], 0  # they are tried again
+            self._failed = []  # they are tried again
         self._handed, self._has_batch = [], False
         self._discard()  # batches may be smaller than those of the last trainer
+        return self._state_after()
 
     def published(self, session: str, version: int) -> None:
         """The trainer of a session has published weights; its last batch is trained."""
@@ -494,8 +520,10 @@ class RolloutBuffer:
         self._end_batch()
         found = self._next_groups()
         if found is None:
-            self._waits_since = now if self._waits_since is None else self._waits_since
+            began_at = now if self._waits_since is None else self._waits_since
+            self._waits_since = None  # if it raises
             self._check_hope(now)
+            self._waits_since = began_at
             return None
         self._waits_since = None
         if not found and not self._trained and self._failed:
@@ -522,6 +550,7 @@ class RolloutBuffer:
         """Returns the state once all that was handed out is trained, and published."""
         open_prompts = [group.prompt for group in self._groups.values()]
         return {
+            "order": self._prompts.identity,
             "position": self._prompts.position,
             "again": [(each.epoch, each.index) for each in (*open_prompts, *self._again)],
             "step": self._step + self._has_batch,
@@ -531,17 +560,15 @@ class RolloutBuffer:
     def _next_groups(self) -> list[_OpenGroup] | None:
         """Returns the groups of the next batch; none at the end; None if they are not complete."""
         size = self._batch_groups or 1
-        complete = [group for group in self._groups.values() if group.is_complete]
-        is_last = self._prompts.is_over and not self._again and len(self._groups) <= size
-        if is_last:
-            return complete if len(complete) == len(self._groups) else None
-        if len(complete) < size:
+        if self._prompts.is_over and not self._again:
+            size = min(size, len(self._groups))
+        if len(self._complete) < size:
             return None
-        batch = complete[:size]
-        if self._rules.discards:
-            return batch
-        rest = [group for group in self._groups.values() if group not in batch]
-        return None if self._too_old(rest, self._step + 1) else batch
+        numbers = sorted(self._complete)[:size]
+        rest = [group for number, group in self._groups.items() if number not in set(numbers)]
+        if not self._rules.discards and self._too_old(rest, self._step + 1):
+            return None
+        return [self._complete[number] for number in numbers]
 
     # Who waits for what.
 
@@ -549,23 +576,24 @@ class RolloutBuffer:
         """Raises if nothing will come, however long the trainer waits."""
         if self._all_fail:
             raise self._all_failed()
+        limit_s = self._rules.rollout_timeout_s + self._rules.absence_s
         if self._prompts.is_over and not self._again and not self._unmade():
             return
-        if self._absent_at is not None:
-            if now - self._absent_at >= self._rules.absence_s:
-                raise GeneratorsGoneError(
-                    f"no generator makes rollouts: none was heard of for {now - self._absent_at:.0f} s "
-                    f"(absence_s); {self._waiting_for(now)}"
-                )
-        elif self._generators and all(
-            each.stuck_at is not None and now - each.stuck_at >= _SURE_S
-            for each in self._generators.values()
+        if self._absent_at is not None and now - self._absent_at >= self._absence_s:
+            raise GeneratorsGoneError(
+                f"no generator makes rollouts: none was heard from for {now - self._absent_at:.0f} s; "
+                f"{self._waiting_for(now)}"
+            )
+        if self._generators and all(
+            self._is_stuck(each, now) for each in self._generators.values()
         ):
             raise GeneratorsGoneError(
-                f"no generator makes rollouts: {', '.join(sorted(self._generators))} still work at "
-                "rollouts that took longer than rollout_timeout_s="
-                f"{self._rules.rollout_timeout_s:g}; {self._waiting_for(now)}"
+                f"no generator makes rollouts: {', '.join(sorted(self._generators))} all work at one for "
+                f"more than {limit_s:g} s (rollout_timeout_s and absence_s); {self._waiting_for(now)}"
             )
+
+    def _is_stuck(self, generator: _GeneratorRecord, now: float) -> bool:
+        return generator.is_stuck(now, self._rules.rollout_timeout_s + self._rules.absence_s)
 
     @property
     def _all_fail(self) -> bool:
@@ -581,34 +609,33 @@ class RolloutBuffer:
         return sum(not slot.is_settled for group in self._groups.values() for slot in group.slots)
 
     def _waiting_for(self, now: float) -> str:
-        """Returns for which groups and generators the trainer waits, for people."""
-        group = next((each for each in self._groups.values() if not each.is_complete), None)
+        """Returns for which rollouts the trainer waits, and who makes them, for people."""
+        if not self._generators:
+            return f"none of {self._rules.generators} generators is there"
+        group = next((each for n, each in self._groups.items() if n not in self._complete), None)
         if group is None:
-            if not self._generators:
-                return f"none of {self._rules.generators} generators is there"
-            return "no group has begun yet"
+            return "no prompt has begun yet"
         made = sum(slot.made is not None for slot in group.slots)
         wanted = sum(not slot.is_dropped for slot in group.slots)
         parts = []
         for place, slot in enumerate(group.slots):
             if slot.lease is not None:
                 doing = f", which {slot.lease.doing}" if slot.lease.doing else ""
-                since_s = now - slot.lease.begun_at
+                for_s = now - slot.lease.begun_at
                 parts.append(
-                    f"rollout {place} is at {slot.lease.holder} since {since_s:.0f} s{doing}"
+                    f"rollout {place} has been at {slot.lease.holder} for {for_s:.0f} s{doing}"
                 )
             elif not slot.is_settled:
-                tried = f" (failed {len(slot.errors)} times)" if slot.errors else ""
+                tried = f" after {len(slot.errors)} failures" if slot.errors else ""
                 parts.append(f"rollout {place} waits for a generator{tried}")
         more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
-        shown = "; ".join(parts[:3])
-        return f"prompt {group.prompt.index}: {made} of {wanted}; {shown}{more}"
+        return f"prompt {group.prompt.index}: {made} of {wanted}; {'; '.join(parts[:3])}{more}"
 
     def waits(self, now: float) -> str:
         """Returns how long the trainer waits and for whom; empty if it does not wait."""
         if self._waits_since is None:
             return ""
-        return f"the trainer waits {now - self._waits_since:.0f} s for {self._waiting_for(now)}"
+        return f"the trainer has waited {now - self._waits_since:.0f} s: {self._waiting_for(now)}"
 
     def status(self, now: float) -> RolloutStatus:
         """Returns how far all is."""
@@ -620,7 +647,7 @@ class RolloutBuffer:
             sorted(self._generators),
             self._unmade() - running,
             running,
-            sum(group.is_complete for group in self._groups.values()),
+            len(self._complete),
             self._trained,
             dict(sorted(self._staleness.items())),
             self._retried,

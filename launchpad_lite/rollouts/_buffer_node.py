@@ -43,12 +43,7 @@ class BufferNode:
             prompts: All prompts.
             use: Their order.
             rules: What the user has chosen.
-
-        Raises:
-            ValueError: There is no prompt.
         """
-        if not len(prompts):
-            raise ValueError("Rollouts: prompts is empty")
         self._prompts = prompts
         order = PromptOrder(len(prompts), epochs=use.epochs, shuffle=use.shuffle, seed=use.seed)
         self._buffer = RolloutBuffer(rules, order)
@@ -75,10 +70,10 @@ class BufferNode:
     # Called by generators.
 
     @courier.idempotent
-    async def beat(self, generator: GeneratorLife, held: Mapping[str, str]) -> list[str]:
-        """Hears of a generator; as `RolloutBuffer.note`."""
+    async def beat(self, generator: GeneratorLife, held: Mapping[str, str], threads: int) -> None:
+        """Hears from a generator; as `RolloutBuffer.note`."""
         self._start()
-        return self._buffer.note(generator, time.monotonic(), held)
+        self._buffer.note(generator, time.monotonic(), held, threads)
 
     async def take(
         self, generator: GeneratorLife, wait_s: float
@@ -89,7 +84,12 @@ class BufferNode:
         while True:
             work = self._work
             if (order := self._buffer.take(generator, time.monotonic())) is not None:
-                return order, self._prompts[order.prompt.index]
+                try:
+                    return order, self._prompts[order.prompt.index]
+                except Exception as error:  # noqa: BLE001 - of the user's sequence
+                    self._buffer.fail(order.token, f"prompts[{order.prompt.index}]: {error!r}")
+                    self._wake()
+                    continue
             if not await _is_set_by(work, give_up_at):
                 return None
 
@@ -112,11 +112,12 @@ class BufferNode:
     @courier.idempotent
     async def begin(
         self, session: str, groups: int, version: int, state: RolloutState | None
-    ) -> None:
+    ) -> RolloutState:
         """A trainer begins to read; as `RolloutBuffer.begin`."""
         self._start()
-        self._buffer.begin(session, groups, version, state)
+        begun = self._buffer.begin(session, groups, version, state)
         self._wake()
+        return begun
 
     @courier.idempotent
     async def published(self, session: str, version: int) -> None:

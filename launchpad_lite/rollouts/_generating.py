@@ -12,8 +12,9 @@ import courier
 import launchpad_lite as lp
 from courier.lowlevel import shortened
 from launchpad_lite.process.activity import activities
+from launchpad_lite.process.forcing import ForcedExit
 from launchpad_lite.rollouts._buffer import GeneratorLife, MadeRollout, RolloutOrder
-from launchpad_lite.rollouts._patience import call_patiently
+from launchpad_lite.rollouts._patience import SILENT_S, call_patiently
 from launchpad_lite.rollouts.weights import WeightsClient
 
 #: Seconds for which a call waits for work, and between two heartbeats.
@@ -38,7 +39,9 @@ class GeneratorNode:
             generator: The user's object, with `generate(prompt, weights)`.
             threads: How many rollouts it makes at the same time.
         """
-        self._buffer = buffer
+        self._buffer = courier.with_timeout(buffer, SILENT_S)
+        self._give = buffer.give  # of any size
+        self._threads = threads
         self._weights = weights
         self._generator = generator
         self._who = GeneratorLife(lp.current_node().name, uuid.uuid4().hex)
@@ -62,8 +65,6 @@ class GeneratorNode:
                     self._make(*found)
         except courier.CallCancelledError:
             pass  # the program stops
-        finally:
-            self._ends.set()  # the buffer hears no more of it if something unforeseen happened
 
     def _make(self, order: RolloutOrder, prompt: Any) -> None:
         began_at = time.monotonic()
@@ -71,18 +72,17 @@ class GeneratorNode:
             self._held[order.token] = threading.get_ident(), began_at
         try:
             params, version = self._newest(order.version)
-            try:
-                value = courier.dumps(self._generator.generate(prompt, params))
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - it may succeed elsewhere
-                if self._ends.is_set():
-                    return  # as calls raise when the program stops
-                text = "".join(traceback.format_exception(error))
-                text = shortened(text, _MOST_TEXT)
+            value = courier.dumps(self._generator.generate(prompt, params))
+        except ForcedExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - it may succeed elsewhere
+            if not self._ends.is_set():  # else: as calls raise when the program stops
+                text = shortened("".join(traceback.format_exception(error)), _MOST_TEXT)
                 call_patiently(self._buffer.fail, order.token, text, stop=self._ends)
-            else:
-                took_s = time.monotonic() - began_at
-                made = MadeRollout(value, version, self._who.name, took_s)
-                call_patiently(self._buffer.give, order.token, made, stop=self._ends)
+        else:
+            took_s = time.monotonic() - began_at
+            made = MadeRollout(value, version, self._who.name, took_s)
+            call_patiently(self._give, order.token, made, stop=self._ends)
         finally:
             with self._lock:
                 del self._held[order.token]
@@ -105,7 +105,7 @@ class GeneratorNode:
             }
             # The next one may reach it.
             with contextlib.suppress(courier.ServerGoneError, courier.CallTimeoutError):
-                courier.with_timeout(self._buffer, _POLL_S).beat(self._who, doing)
+                self._buffer.beat(self._who, doing, self._threads)
 
 
 def _doing(ident: int) -> str:

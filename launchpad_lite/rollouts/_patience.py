@@ -1,22 +1,28 @@
-"""Calls to nodes that may be starting again."""
+"""Calls to nodes that may be starting again, or do not answer."""
 
+import logging
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import courier
 import launchpad_lite as lp
 
 T = TypeVar("T")
 
-#: Seconds until a node that did not answer is called again.
+#: Seconds until a node that is gone is called again; and that one may take to answer a small call.
 _RETRY_S = 0.1
+SILENT_S = 20.0
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def call_patiently(
-    method: Callable[..., T], *args: object, stop: threading.Event | None = None
+    method: Callable[..., T], *args: Any, stop: threading.Event | None = None
 ) -> T | None:
     """Calls a method until its node answers; returns None if this node is to stop before.
+
+    A node that does not answer in the time of its client is named in a warning.
 
     Args:
         method: Of a client; it may run twice.
@@ -29,4 +35,8 @@ def call_patiently(
             return method(*args)
         except courier.ServerGoneError:
             if stop.wait(_RETRY_S):
+                return None
+        except courier.CallTimeoutError as error:
+            _LOGGER.warning("%s; it is called again", error)
+            if stop.is_set():
                 return None

@@ -53,6 +53,12 @@ class PromptOrder:
                 yield PromptRef(epoch, index)
             done = 0
 
+    @property
+    def identity(self) -> str:
+        """What has to be the same for a position to mean the same."""
+        order = f"seed {self._seed}" if self._shuffle else "no shuffle"
+        return f"{self._count} prompts, {order}"
+
     def at(self, position: int) -> "PromptOrder":
         """Returns the same order after so many uses."""
         return PromptOrder(

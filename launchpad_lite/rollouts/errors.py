@@ -35,4 +35,4 @@ class TrainerReplacedError(RolloutsError, RuntimeError):
 
 
 class WeightsError(RolloutsError, ValueError):
-    """Parameters that were published have another structure than before, or are not finite."""
+    """Parameters that were published have another structure than before, or a NaN."""

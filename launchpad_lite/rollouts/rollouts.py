@@ -8,13 +8,15 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import courier
 import launchpad_lite as lp
 from launchpad_lite.rollouts._buffer import BufferRules, HandedBatch
 from launchpad_lite.rollouts._buffer_node import BufferNode, PromptUse, UnknownSessionError
 from launchpad_lite.rollouts._generating import GeneratorNode
-from launchpad_lite.rollouts._patience import call_patiently
+from launchpad_lite.rollouts._patience import SILENT_S, call_patiently
 from launchpad_lite.rollouts.errors import RolloutsError
 from launchpad_lite.rollouts.results import (
+    FailedPrompt,
     Rollout,
     RolloutBatch,
     RolloutGroup,
@@ -33,6 +35,9 @@ _LOGGER = logging.getLogger(__name__)
 
 class RolloutsClient:
     """The rollouts, seen from the trainer: what their handle becomes. For one trainer, and one thread.
+
+    Attributes:
+        set_aside: All prompts that were given up, since this object was made.
 
     Example:
         class Trainer:
@@ -56,13 +61,15 @@ class RolloutsClient:
             weights: The weights.
         """
         self._prompts = prompts
-        self._buffer = buffer
+        self._buffer = courier.with_timeout(buffer, SILENT_S)
+        self._hand_out = buffer.hand_out  # of any size
         self._weights = weights
         self._session = uuid.uuid4().hex
         self._groups = 0
         self._number = 0
         self._version = 0
         self._state: RolloutState | None = None
+        self.set_aside: list[FailedPrompt] = []
 
     @property
     def weights(self) -> WeightsClient:
@@ -98,21 +105,17 @@ class RolloutsClient:
                 there. None: from where they are now.
 
         Raises:
-            ValueError: The number is below 1, or the state is of other prompts.
+            ValueError: The number is below 1, or the state is of other prompts or another order.
+            TypeError: The number is none.
             RolloutsError: Nothing was published: generators have no weights.
             GeneratorsGoneError: While it is read: no batch can come.
             PromptsFailedError: While it is read: one prompt after another fails.
             TrainerReplacedError: While it is read: another trainer has begun.
         """
-        if groups < 1:
-            raise ValueError(f"batches: groups is at least 1, not {groups}")
+        _check_number("batches: groups", groups, 1)
         if not self._version:
             raise RolloutsError(
                 "publish the first weights before batches(): generators wait for them"
-            )
-        if state is not None and state["prompts"] != len(self._prompts):
-            raise ValueError(
-                f"batches: the state is of {state['prompts']} prompts, and there are {len(self._prompts)}"
             )
         if state is not None:
             self._session = uuid.uuid4().hex
@@ -124,13 +127,14 @@ class RolloutsClient:
     def _read(self) -> Iterator[RolloutBatch[Any, Any]]:
         session = self._session
         while (handed := self._next(session)) is not None:
+            self.set_aside += handed.set_aside
             for failed in handed.set_aside:
                 _LOGGER.warning(
                     "prompt %d is set aside: %s", failed.index, failed.errors[-1].strip()
                 )
             if not handed.groups:
                 return
-            self._state = {**handed.state, "prompts": len(self._prompts)}
+            self._state = handed.state
             groups = [
                 RolloutGroup(
                     self._prompts[each.prompt.index],
@@ -156,7 +160,7 @@ class RolloutsClient:
             lp.heartbeat()  # a trainer that waits is not hung
             self._weights.keep()
             try:
-                found = call_patiently(self._buffer.hand_out, session, self._number, _POLL_S)
+                found = call_patiently(self._hand_out, session, self._number, _POLL_S)
             except UnknownSessionError:
                 self._begin(session)
                 continue
@@ -168,10 +172,12 @@ class RolloutsClient:
         return None
 
     def _begin(self, session: str) -> None:
-        call_patiently(self._buffer.begin, session, self._groups, self._version, self._state)
+        begin = self._buffer.begin
+        begun = call_patiently(begin, session, self._groups, self._version, self._state)
+        self._state = begun or self._state
 
     def state(self) -> RolloutState | None:
-        """Returns what `batches` takes to go on after the last batch; None before the first.
+        """Returns what `batches` takes to go on after the last batch; None before `batches`.
 
         Save it with the weights that this batch has changed: then each prompt counts once in the weights
         that come back. Rollouts that no batch has had yet are made again.
@@ -256,30 +262,30 @@ class Rollouts:
 
         Raises:
             ValueError: A number is out of its range, or there is no prompt.
+            TypeError: A number is none, or prompts are no sequence.
         """
+        if not isinstance(prompts, Sequence) and not hasattr(prompts, "__array__"):
+            raise TypeError(f"Rollouts: prompts is a sequence, such as a list, not {prompts!r}")
+        if not len(prompts):
+            raise ValueError("Rollouts: prompts is empty")
         least = group_size if min_group_size is None else min_group_size
-        for is_good, text in (
-            (len(prompts) > 0, "prompts is empty"),
-            (group_size >= 1, f"group_size is at least 1, not {group_size}"),
-            (
-                1 <= least <= group_size,
-                f"min_group_size is between 1 and {group_size}, not {least}",
-            ),
-            (max_staleness >= 0, f"max_staleness is at least 0, not {max_staleness}"),
-            (
-                when_stale in ("pace", "discard"),
-                f"when_stale is 'pace' or 'discard', not {when_stale!r}",
-            ),
-            (epochs is None or epochs >= 1, f"epochs is at least 1 or None, not {epochs}"),
-            (
-                rollout_timeout_s is None or rollout_timeout_s > 0,
-                f"rollout_timeout_s is above 0, not {rollout_timeout_s}",
-            ),
-            (max_attempts >= 1, f"max_attempts is at least 1, not {max_attempts}"),
-            (max_losses >= 0, f"max_losses is at least 0, not {max_losses}"),
+        for name, number, lowest in (
+            ("group_size", group_size, 1),
+            ("min_group_size", least, 1),
+            ("max_staleness", max_staleness, 0),
+            ("epochs", 1 if epochs is None else epochs, 1),
+            ("max_attempts", max_attempts, 1),
+            ("max_losses", max_losses, 0),
         ):
-            if not is_good:
-                raise ValueError(f"Rollouts: {text}")
+            _check_number(f"Rollouts: {name}", number, lowest)
+        if least > group_size:
+            raise ValueError(f"Rollouts: min_group_size is at most {group_size}, not {least}")
+        if when_stale not in ("pace", "discard"):
+            raise ValueError(f"Rollouts: when_stale is 'pace' or 'discard', not {when_stale!r}")
+        limit_s = math.inf if rollout_timeout_s is None else rollout_timeout_s
+        for name, seconds in (("rollout_timeout_s", limit_s), ("absence_s", absence_s)):
+            if not seconds > 0:
+                raise ValueError(f"Rollouts: {name} is above 0, not {seconds}")
         self._prompts = prompts
         self._use = PromptUse(epochs, shuffle, seed)
         self._refuse_nan = refuse_nan
@@ -288,7 +294,7 @@ class Rollouts:
             least,
             max_staleness,
             when_stale == "discard",
-            math.inf if rollout_timeout_s is None else rollout_timeout_s,
+            limit_s,
             max_attempts,
             max_losses,
             absence_s,
@@ -314,29 +320,38 @@ class Rollouts:
             generators: How many.
             threads: How many rollouts a generator makes at the same time, by threads that share its
                 object.
-            label: Of the buffer; the others are "weights" and "generator".
+            label: Of the buffer; the others are "weights" and "generator". With another label, these
+                begin with it, as "play_generator".
 
         Raises:
             ValueError: A number is below 1, or the program has such a group.
-            TypeError: `generator` is no class.
+            TypeError: `generator` is no class, or a number is none.
         """
-        if generators < 1 or threads < 1:
-            raise ValueError(
-                f"Rollouts: generators and threads are at least 1, not {generators} and {threads}"
-            )
-        for each in (label, "generator"):
-            if each in program.groups:
-                raise ValueError(f"the program has a group {each!r}; give another label=")
+        _check_number("Rollouts: generators", generators, 1)
+        _check_number("Rollouts: threads", threads, 1)
         made = generator if isinstance(generator, lp.Deferred) else lp.Deferred(generator)
         if not callable(getattr(made.constructor, "generate", None)):
             raise TypeError(f"{made.constructor!r} has no generate(prompt, weights)")
-        weights = Weights(refuse_nan=self._refuse_nan).add_to(program)
+        of_weights, of_generators = "weights", "generator"
+        if label != "rollouts":
+            of_weights, of_generators = f"{label}_weights", f"{label}_generator"
+        for each in (label, of_weights, of_generators):
+            if each in program.groups:
+                raise ValueError(f"the program has a group {each!r}; give another label=")
+        weights = Weights(refuse_nan=self._refuse_nan).add_to(program, label=of_weights)
         rules = self._rules._replace(generators=generators)
         node = lp.CourierNode(BufferNode, self._prompts, self._use, rules)
         buffer = program.add_node(node, label=label)
-        with program.group("generator"):
+        with program.group(of_generators):
             for _ in range(generators):
                 program.add_node(lp.CourierNode(GeneratorNode, buffer, weights, made, threads))
         handle = RolloutsHandle(RolloutsClient, self._prompts, buffer, weights)
         handle.weights = weights
         return handle
+
+
+def _check_number(name: str, number: object, lowest: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"{name} is a whole number, not {number!r}")
+    if number < lowest:
+        raise ValueError(f"{name} is at least {lowest}, not {number}")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,15 +10,15 @@ from typing import Any, NamedTuple
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.rollouts._patience import call_patiently
+from launchpad_lite.rollouts._patience import SILENT_S, call_patiently
 from launchpad_lite.rollouts.errors import WeightsError
 
-#: Seconds for which a call waits for a newer version, before it is made again.
-_POLL_S = 5.0
+#: Seconds for which a call waits for a newer version; and until a node that is gone is called again.
+_POLL_S, _RETRY_S = 5.0, 0.1
 
 
 class VersionedWeights(NamedTuple):
-    """Parameters and their version, which counts from 1.
+    """Parameters and their version, which counts from 1, and jumps when the node was lost.
 
     Example:
         params, version = weights.latest()
@@ -31,7 +32,8 @@ class WeightsNode:
     """Keeps the newest version. All its methods are for its event loop."""
 
     def __init__(self) -> None:
-        self._version = 0
+        #: Beyond all versions of an earlier life of this node: readers may still have one.
+        self._version = lp.restart_count() << 32
         self._shared: courier.Shared[Any] | None = None
         self._structure: dict[str, str] = {}
         self._newer = asyncio.Event()
@@ -56,7 +58,7 @@ class WeightsNode:
     @courier.idempotent
     async def get(self, newer_than: int, wait_s: float) -> tuple[int, Any]:
         """Returns the newest version and its parameters; version 0 if there is none in time."""
-        if self._version <= newer_than:
+        if self._shared is None or self._version <= newer_than:
             try:
                 await asyncio.wait_for(self._newer.wait(), wait_s)
             except asyncio.TimeoutError:
@@ -65,8 +67,8 @@ class WeightsNode:
 
     @courier.idempotent
     async def version(self) -> int:
-        """Returns the newest version; 0 before the first."""
-        return self._version
+        """Returns the newest version; 0 if there is none."""
+        return 0 if self._shared is None else self._version
 
 
 class WeightsClient:
@@ -117,7 +119,7 @@ class WeightsClient:
         """Publishes the last version again if the node has lost it, since it was started again."""
         if self._last is not None:
             shared, structure, version = self._last
-            known = call_patiently(self._node.version)
+            known = call_patiently(courier.with_timeout(self._node, SILENT_S).version)
             if known is not None and known < version:
                 call_patiently(self._node.publish, shared, structure, version - 1)
 
@@ -145,13 +147,23 @@ class WeightsClient:
 
     def _get(self, newer_than: int, timeout_s: float | None) -> VersionedWeights | None:
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
+        while not lp.stop_event().is_set():
             left_s = _POLL_S if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-            found = call_patiently(self._node.get, newer_than, min(left_s, _POLL_S))
-            if found and found[0]:
-                return VersionedWeights(found[1], found[0])
-            if left_s == 0 or lp.stop_event().is_set():
+            node = (
+                self._node if give_up_at is None else courier.with_timeout(self._node, left_s + 1)
+            )
+            try:
+                version, params = node.get(newer_than, min(left_s, _POLL_S))
+            except courier.CallTimeoutError:
                 return None
+            except courier.ServerGoneError:  # it is started again
+                lp.stop_event().wait(min(left_s, _RETRY_S))
+                version = 0
+            if version:
+                return VersionedWeights(params, version)
+            if left_s == 0:
+                break
+        return None
 
     def versions(self, newer_than: int = 0) -> Iterator[VersionedWeights]:
         """Yields the newest version, again and again, until this node is to stop; skips those between."""
@@ -227,6 +239,8 @@ def _structure(nest: Any, path: str, *, refuse_nan: bool) -> Iterator[tuple[str,
         if refuse_nan and not bool((nest == nest).all()):
             raise WeightsError(f"{path} has a NaN, and refuse_nan=True")
         yield path, f"{nest.dtype} of shape {tuple(nest.shape)}"
+    elif refuse_nan and isinstance(nest, float) and math.isnan(nest):
+        raise WeightsError(f"{path} is NaN, and refuse_nan=True")
     else:
         yield path, type(nest).__name__
 

@@ -58,17 +58,16 @@ class _Desk:
         batch = self.hand_out()
         return None if batch is None else [each.prompt.index for each in batch.groups]
 
-    def beat(self, generator: str, *held: RolloutOrder, doing: str = "") -> list[str]:
+    def beat(self, generator: str, *held: str) -> None:
         life = GeneratorLife(generator, "1")
-        return self.buffer.note(life, self.now, {each.token: doing for each in held})
+        self.buffer.note(life, self.now, dict.fromkeys(held, ""))
 
-    def pass_s(self, seconds: float, *alive: str) -> None:
-        """Lets time pass, in which these generators are heard of."""
-        until = self.now + seconds
-        while self.now < until:
-            self.now = min(until, self.now + 1)
-            for each in alive:
-                self.buffer.note(GeneratorLife(each, "1"), self.now)
+    def pass_s(self, seconds: float, **held: str) -> None:
+        """Lets time pass, in which these generators say that they make something."""
+        for _ in range(int(seconds)):
+            self.now += 1
+            for name, token in held.items():
+                self.beat(name, token)
             self.buffer.tick(self.now)
 
 
@@ -124,6 +123,61 @@ def test_groups_that_are_too_old_are_discarded_and_made_again() -> None:
     assert desk.prompts() == [0]
     status = desk.buffer.status(0)
     assert (status.discarded, status.late, status.trained) == (1, 1, 1)
+
+
+# Nothing hangs, and nothing ends that only takes long
+
+
+def test_generators_that_are_busy_with_what_is_not_wanted_may_finish_it() -> None:
+    desk = _Desk(4, rollout_timeout_s=10.0, absence_s=5.0)
+    desk.pass_s(14, g="of an earlier life of the buffer")
+    assert desk.hand_out() is None
+    desk.make()
+    assert desk.prompts() == [0]
+    desk.pass_s(2, g="of an earlier life of the buffer")
+    with pytest.raises(GeneratorsGoneError, match="g all work at one for more than 15 s"):
+        desk.hand_out()
+
+
+def test_a_trainer_does_not_wait_for_generators_that_are_gone() -> None:
+    desk = _Desk(4, absence_s=20.0)
+    desk.make()
+    assert desk.prompts() == [0]
+    desk.pass_s(25)  # 10 of them until it is lost
+    assert desk.hand_out() is None
+    desk.pass_s(10)
+    with pytest.raises(GeneratorsGoneError, match=r"none was heard from for 2\d s"):
+        desk.hand_out()
+
+
+def test_a_slot_goes_to_generators_that_have_not_failed_at_it() -> None:
+    desk = _Desk(2, max_staleness=0)
+    desk.beat("other")
+    order = desk.take("broken")
+    assert order is not None
+    desk.buffer.fail(order.token, "an error")
+    assert desk.take("broken") is None
+    assert desk.make("other").prompt == order.prompt
+
+
+def test_prompts_that_fail_one_after_the_other_are_an_error_until_it_begins_again() -> None:
+    desk = _Desk(100, max_attempts=1)
+    while (order := desk.take()) is not None:
+        desk.buffer.fail(order.token, "an error")
+    with pytest.raises(PromptsFailedError, match=r"3 prompts, one after the other, .*an error"):
+        desk.hand_out()
+    desk.buffer.begin("trainer", 1, 1, None)
+    desk.make()
+    assert desk.prompts() == [3]
+
+
+def test_a_trainer_without_a_state_gets_that_of_the_buffer_for_the_case_that_it_is_lost() -> None:
+    desk = _Desk(3, max_staleness=0)
+    desk.make(), desk.prompts(), desk.buffer.published("trainer", 2)
+    state = desk.buffer.begin("another trainer", 1, 3, None)
+    after = _Desk(3, max_staleness=0)
+    after.buffer.begin("another trainer", 1, 3, state)
+    assert after.make().prompt.index == 1
 
 
 @pytest.mark.parametrize("seed", range(_SEEDS))
@@ -291,7 +345,7 @@ class _Story:
         with pytest.raises(TrainerReplacedError):
             self.buffer.hand_out(old, 0, self.now)
         self.trained.subtract(self.batch)
-        self.trained += collections.Counter()  # without zeros
+        self.trained += collections.Counter()  # drops zeros
         self.batch, self.waits = [], False
 
     def go_back(self) -> None:

@@ -108,17 +108,22 @@ def test_each_prompt_gets_its_group_once_in_each_epoch_with_fresh_weights() -> N
     [
         ({"prompts": []}, "prompts is empty"),
         ({"group_size": 0}, "group_size is at least 1, not 0"),
-        ({"group_size": 4, "min_group_size": 5}, "min_group_size is between 1 and 4, not 5"),
+        ({"group_size": 4, "min_group_size": 5}, "min_group_size is at most 4, not 5"),
         ({"max_staleness": -1}, "max_staleness is at least 0, not -1"),
         ({"when_stale": "drop"}, "when_stale is 'pace' or 'discard', not 'drop'"),
-        ({"epochs": 0}, "epochs is at least 1 or None, not 0"),
+        ({"epochs": 0}, "epochs is at least 1, not 0"),
         ({"rollout_timeout_s": 0}, "rollout_timeout_s is above 0, not 0"),
         ({"max_attempts": 0}, "max_attempts is at least 1, not 0"),
+        ({"absence_s": -1}, "absence_s is above 0, not -1"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^Rollouts: {re.escape(message)}$"):
         rollouts.Rollouts(**{"prompts": [1], **options})
+    with pytest.raises(TypeError, match=r"group_size is a whole number, not 2\.5"):
+        rollouts.Rollouts([1], group_size=2.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"prompts is a sequence, such as a list, not \{1\}"):
+        rollouts.Rollouts({1})  # type: ignore[arg-type]
 
 
 def test_a_generator_needs_its_method_and_a_trainer_weights() -> None:
@@ -168,8 +173,8 @@ def test_a_trainer_that_waits_says_for_whom() -> None:
     lp.launch(whole, "local_mt").wait()
     assert trained(told) == dict.fromkeys(range(8), 1)
     assert re.fullmatch(
-        r"the trainer waits \d+ s for prompt 3: 0 of 2; rollout 0 is at generator\[\d\] since \d+ s, "
-        r"which is at test_rollouts.py:\d+: .*blocks.wait.*; rollout 1 is at generator.*",
+        r"the trainer has waited \d+ s: prompt 3: 0 of 2; rollout 0 has been at generator\[\d\] for "
+        r"\d+ s, which is at test_rollouts.py:\d+: .*blocks.wait.*; rollout 1 has been at .*",
         said[0],
     )
 
@@ -188,6 +193,55 @@ def test_a_prompt_that_fails_is_set_aside_with_its_errors() -> None:
     assert told[-1].set_aside == 1
 
 
+def test_one_generator_that_fails_does_not_spoil_what_others_make() -> None:
+    names = iter(range(3))
+
+    class Some(Generator):
+        def __init__(self) -> None:
+            self._is_broken = next(names) == 0
+
+        def generate(self, prompt: int, weights: Any) -> Any:
+            if self._is_broken:
+                raise ArithmeticError("broken")
+            time.sleep(0.01)
+            return super().generate(prompt, weights)
+
+    told = run(rollouts.Rollouts(list(range(40))), Some, generators=3)
+    assert trained(told) == dict.fromkeys(range(40), 1)
+    assert told[-1].set_aside == 0
+
+
+def test_prompts_that_are_set_aside_last_are_told_too() -> None:
+    def does(prompt: int) -> None:
+        if prompt == 5:
+            raise ArithmeticError("no reward")
+
+    left: list[int] = []
+
+    def read(made: rollouts.RolloutsClient, groups: int, _: Any) -> None:
+        made.publish(params(1))
+        for _ in made.batches(groups):
+            pass
+        left.extend(failed.index for failed in made.set_aside)
+
+    prompts = rollouts.Rollouts(list(range(6)), shuffle=False)
+    run(prompts, lp.Deferred(Awkward, does), train=read, groups=5)
+    assert left == [5]
+
+
+def test_a_program_may_have_several() -> None:
+    whole = lp.Program("rollouts")
+    described = rollouts.Rollouts([1])
+    for label in ("rollouts", "play"):
+        described.add_to(whole, generator=Generator, generators=1, label=label)
+    assert {*whole.groups} == {
+        *("rollouts", "weights", "generator"),
+        *("play", "play_weights", "play_generator"),
+    }
+    with pytest.raises(ValueError, match="the program has a group 'play'; give another label="):
+        described.add_to(whole, generator=Generator, generators=1, label="play")
+
+
 def test_a_generator_that_always_fails_ends_the_wait_with_its_error() -> None:
     def does(_: int) -> None:
         raise ArithmeticError("no reward")
@@ -202,13 +256,13 @@ def test_a_generator_that_always_fails_ends_the_wait_with_its_error() -> None:
 def test_generators_that_never_come_back_end_the_wait() -> None:
     ends = threading.Event()
     told = run(
-        rollouts.Rollouts(list(range(4)), rollout_timeout_s=0.2),
+        rollouts.Rollouts(list(range(4)), rollout_timeout_s=0.2, absence_s=0.3),
         lp.Deferred(Awkward, lambda _: ends.wait(8)),
         generators=1,
     )
     ends.set()
     assert isinstance(told[0], rollouts.GeneratorsGoneError)
-    assert "generator[0] still work at rollouts that took longer" in str(told[0])
+    assert "generator[0] all work at one for more than 0.5 s" in str(told[0])
 
 
 def test_a_group_goes_on_without_a_rollout_that_takes_too_long() -> None:
@@ -239,7 +293,7 @@ def test_a_trainer_goes_on_from_a_state_with_the_prompts_that_it_has_not_trained
     after = run(described, state=before[-1][1])
     assert trained(before) + trained(after) == dict.fromkeys(range(10), 2)
     told = run(rollouts.Rollouts([1, 2, 3]), state=before[-1][1])
-    assert str(told[0]) == "batches: the state is of 10 prompts, and there are 3"
+    assert str(told[0]) == "the state is of 10 prompts, seed 0; these are 3 prompts, seed 0"
 
 
 class Slow(Generator):
