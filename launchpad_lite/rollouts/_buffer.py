@@ -614,7 +614,9 @@ class RolloutBuffer:
             return f"none of {self._rules.generators} generators is there"
         group = next((each for n, each in self._groups.items() if n not in self._complete), None)
         if group is None:
-            return "no prompt has begun yet"
+            busy = [name for name, each in self._generators.items() if each.held]
+            late = f": {', '.join(sorted(busy))} still work at what is not wanted" if busy else ""
+            return f"no prompt has begun yet{late}"
         made = sum(slot.made is not None for slot in group.slots)
         wanted = sum(not slot.is_dropped for slot in group.slots)
         parts = []
@@ -626,7 +628,8 @@ class RolloutBuffer:
                     f"rollout {place} has been at {slot.lease.holder} for {for_s:.0f} s{doing}"
                 )
             elif not slot.is_settled:
-                tried = f" after {len(slot.errors)} failures" if slot.errors else ""
+                count, most = len(slot.errors), self._rules.max_attempts
+                tried = f" (failed {count} of {most} times)" if count else ""
                 parts.append(f"rollout {place} waits for a generator{tried}")
         more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
         return f"prompt {group.prompt.index}: {made} of {wanted}; {'; '.join(parts[:3])}{more}"

@@ -5,7 +5,7 @@ import math
 import pickle
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import courier
@@ -264,7 +264,8 @@ class Rollouts:
             ValueError: A number is out of its range, or there is no prompt.
             TypeError: A number is none, or prompts are no sequence.
         """
-        if not isinstance(prompts, Sequence) and not hasattr(prompts, "__array__"):
+        has_places = all(hasattr(prompts, name) for name in ("__len__", "__getitem__"))
+        if not has_places or isinstance(prompts, str | bytes | Mapping):
             raise TypeError(f"Rollouts: prompts is a sequence, such as a list, not {prompts!r}")
         if not len(prompts):
             raise ValueError("Rollouts: prompts is empty")
