@@ -565,7 +565,8 @@ class RolloutBuffer:
         if len(self._complete) < size:
             return None
         numbers = sorted(self._complete)[:size]
-        rest = [group for number, group in self._groups.items() if number not in set(numbers)]
+        taken = set(numbers)
+        rest = [group for number, group in self._groups.items() if number not in taken]
         if not self._rules.discards and self._too_old(rest, self._step + 1):
             return None
         return [self._complete[number] for number in numbers]
