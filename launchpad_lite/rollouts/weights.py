@@ -92,9 +92,10 @@ class WeightsClient:
             refuse_nan: As for `Weights`.
         """
         self._node = node
+        self._version = courier.with_timeout(node, SILENT_S).version
         self._refuse_nan = refuse_nan
         #: What was published last, and its version: the node may lose it.
-        self._last: tuple[courier.Shared[Any], dict[str, str], int] | None = None
+        self._last: tuple[Any, dict[str, str], int] | None = None
 
     def publish(self, params: Any) -> int:
         """Makes parameters the newest version, and returns it. Readers do not hold it up.
@@ -110,18 +111,17 @@ class WeightsClient:
         """
         structure = dict(_structure(params, "params", refuse_nan=self._refuse_nan))
         known = 0 if self._last is None else self._last[-1]
-        shared = courier.Shared(params)
-        version = call_patiently(self._node.publish, shared, structure, known)
-        self._last = shared, structure, version or known
+        version = call_patiently(self._node.publish, params, structure, known)
+        self._last = params, structure, version or known
         return self._last[-1]
 
     def keep(self) -> None:
-        """Publishes the last version again if the node has lost it, since it was started again."""
+        """Publishes the last parameters again, as they are now, if the node has lost them."""
         if self._last is not None:
-            shared, structure, version = self._last
-            known = call_patiently(courier.with_timeout(self._node, SILENT_S).version)
+            params, structure, version = self._last
+            known = call_patiently(self._version)
             if known is not None and known < version:
-                call_patiently(self._node.publish, shared, structure, version - 1)
+                call_patiently(self._node.publish, params, structure, version - 1)
 
     def latest(self) -> VersionedWeights:
         """Returns the newest version; waits until there is one."""
@@ -130,8 +130,8 @@ class WeightsClient:
     def get(self, newer_than: int = 0, timeout_s: float | None = None) -> VersionedWeights:
         """Returns the newest version; waits until it is newer than a known one.
 
-        Arrays are the reader's own: writing to them changes them for nobody else. On the host of the node they
-        share memory until then.
+        Arrays are the reader's own: writing to them changes them for nobody else. On the host of
+        the node they share memory until then.
 
         Args:
             newer_than: The known version.
