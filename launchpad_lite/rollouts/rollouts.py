@@ -96,8 +96,8 @@ class RolloutsClient:
     ) -> Iterator[RolloutBatch[Any, Any]]:
         """Yields batches, until all prompts were used or this node is to stop.
 
-        A batch counts as trained when the next one is asked for, or at the next `publish`. The last batch may have
-        fewer groups.
+        A batch counts as trained when the next one is asked for, or at the next `publish`. The last
+        batch may have fewer groups.
 
         Args:
             groups: How many groups a batch has.
@@ -208,9 +208,10 @@ class RolloutsHandle(lp.Deferred[RolloutsClient]):
 class Rollouts:
     """Prompts, of which generators make groups of rollouts for a trainer.
 
-    Generators work ahead of the trainer, within a bound: what is trained in step s was begun in step s - max_staleness or
-    later. A step ends with the `publish` after a batch. Each prompt gets its rollouts once in an epoch, whatever generators are lost, slow or doubled.
-    A trainer that waits says for whom, and gets an error where nothing can come.
+    Generators work ahead of the trainer, within a bound: what is trained in step s was begun in
+    step s - max_staleness or later. A step ends with the `publish` after a batch. Each prompt gets
+    its rollouts once in an epoch, whatever generators are lost, slow or doubled. A trainer that
+    waits says for whom, and gets an error where nothing can come.
 
     Example:
         class Generator:
@@ -254,7 +255,8 @@ class Rollouts:
             seed: Of these orders.
             min_group_size: A group may go on with so many rollouts if others take too long or fail;
                 by default with all only.
-            rollout_timeout_s: Seconds after which a rollout is made again by another generator; None: without limit.
+            rollout_timeout_s: Seconds after which a rollout is made again by another generator;
+                None: without limit.
             max_attempts: How often a rollout may raise or take too long; then its prompt is set aside.
             max_losses: How often it may lose its generator.
             absence_s: Seconds that a trainer waits when all generators are lost.

@@ -194,9 +194,9 @@ class WeightsHandle(lp.Deferred[WeightsClient]):
 class Weights:
     """Versioned parameters for many readers, kept by a node of their own.
 
-    A reader never sees a torn or mixed version. Readers on the host of the node share its memory; for
-    others, the parameters are serialised once, and sent to each. The memory of a version is freed when its last reader is
-    gone.
+    A reader never sees a torn or mixed version. Readers on the host of the node share its memory;
+    for others, the parameters are serialised once, and sent to each. The memory of a version is
+    freed when its last reader is gone.
 
     Example:
         weights = rollouts.Weights(refuse_nan=True).add_to(program)
