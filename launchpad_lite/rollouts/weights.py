@@ -2,7 +2,6 @@
 
 import asyncio
 import contextvars
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 import courier
 import launchpad_lite as lp
+from launchpad_lite.rollouts._nests import difference, leaves, structure_of
 from launchpad_lite.rollouts._patience import SILENT_S, call_patiently
 from launchpad_lite.rollouts.errors import WeightsError
 
@@ -43,11 +43,14 @@ class WeightsNode:
 
         Args:
             params: The parameters.
-            structure: As `_structure`.
+            structure: As `structure_of`.
             after: A version that this one is to be newer than.
         """
         if self._structure and structure != self._structure:
-            raise WeightsError(_difference(self._structure, structure))
+            what = difference(self._structure, structure)
+            raise WeightsError(
+                f"the weights have another structure than the version before: {what}"
+            )
         self._structure = structure
         self._shared = courier.Shared(params)
         self._version = max(self._version, after) + 1
@@ -109,7 +112,13 @@ class WeightsClient:
             WeightsError: They have another structure than before: other names, shapes or types. Or
                 they have a NaN, and `refuse_nan` was set.
         """
-        structure = dict(_structure(params, "params", refuse_nan=self._refuse_nan))
+        structure = structure_of(params, "params")
+        if self._refuse_nan:
+            for path, leaf in leaves(params, "params"):
+                is_array = hasattr(leaf, "shape")
+                # Of any library: only a NaN differs from itself.
+                if not (bool((leaf == leaf).all()) if is_array else leaf == leaf):
+                    raise WeightsError(f"{path} has a NaN, and refuse_nan=True")
         known = 0 if self._last is None else self._last[-1]
         version = call_patiently(self._node.publish, params, structure, known)
         self._last = params, structure, version or known
@@ -224,34 +233,3 @@ class Weights:
             raise ValueError(f"the program has a group {label!r}; give another label=")
         handle = program.add_node(lp.CourierNode(WeightsNode), label=label)
         return WeightsHandle(WeightsClient, handle, refuse_nan=self._refuse_nan)
-
-
-def _structure(nest: Any, path: str, *, refuse_nan: bool) -> Iterator[tuple[str, str]]:
-    """Yields the place and the kind of each leaf."""
-    if isinstance(nest, dict):
-        for name in sorted(nest, key=repr):
-            yield from _structure(nest[name], f"{path}[{name!r}]", refuse_nan=refuse_nan)
-    elif isinstance(nest, list | tuple):
-        for index, each in enumerate(nest):
-            yield from _structure(each, f"{path}[{index}]", refuse_nan=refuse_nan)
-    elif hasattr(nest, "shape") and hasattr(nest, "dtype"):
-        # Of any library: only a NaN differs from itself.
-        if refuse_nan and not bool((nest == nest).all()):
-            raise WeightsError(f"{path} has a NaN, and refuse_nan=True")
-        yield path, f"{nest.dtype} of shape {tuple(nest.shape)}"
-    elif refuse_nan and isinstance(nest, float) and math.isnan(nest):
-        raise WeightsError(f"{path} is NaN, and refuse_nan=True")
-    else:
-        yield path, type(nest).__name__
-
-
-def _difference(old: dict[str, str], new: dict[str, str]) -> str:
-    missing, more = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
-    if missing:
-        what = f"{missing[0]} is missing"
-    elif more:
-        what = f"{more[0]} is new"
-    else:
-        path = next(path for path in old if old[path] != new[path])
-        what = f"{path} is {new[path]}, and was {old[path]}"
-    return f"the weights have another structure than the version before: {what}"
