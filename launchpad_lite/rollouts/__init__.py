@@ -1,4 +1,4 @@
-"""Rollouts for reinforcement learning: generators, a trainer, and weights between them.
+"""Rollouts for reinforcement learning: generators, a trainer, weights between them, and replay.
 
 from launchpad_lite import rollouts
 
@@ -8,10 +8,22 @@ whom it waits.
 
 from launchpad_lite.rollouts.errors import (
     GeneratorsGoneError,
+    ItemError,
     PromptsFailedError,
+    ReplayTimeoutError,
     RolloutsError,
     TrainerReplacedError,
+    UnknownTableError,
     WeightsError,
+)
+from launchpad_lite.rollouts.replay import (
+    NStepWriter,
+    ReplayBatch,
+    ReplayClient,
+    ReplayHandle,
+    ReplayNode,
+    SequenceWriter,
+    Table,
 )
 from launchpad_lite.rollouts.results import (
     FailedPrompt,
@@ -19,6 +31,7 @@ from launchpad_lite.rollouts.results import (
     RolloutBatch,
     RolloutGroup,
     RolloutStatus,
+    TableInfo,
 )
 from launchpad_lite.rollouts.rollouts import Rollouts, RolloutsClient, RolloutsHandle
 from launchpad_lite.rollouts.weights import (
@@ -31,7 +44,14 @@ from launchpad_lite.rollouts.weights import (
 __all__ = [
     "FailedPrompt",
     "GeneratorsGoneError",
+    "ItemError",
+    "NStepWriter",
     "PromptsFailedError",
+    "ReplayBatch",
+    "ReplayClient",
+    "ReplayHandle",
+    "ReplayNode",
+    "ReplayTimeoutError",
     "Rollout",
     "RolloutBatch",
     "RolloutGroup",
@@ -40,7 +60,11 @@ __all__ = [
     "RolloutsClient",
     "RolloutsError",
     "RolloutsHandle",
+    "SequenceWriter",
+    "Table",
+    "TableInfo",
     "TrainerReplacedError",
+    "UnknownTableError",
     "VersionedWeights",
     "Weights",
     "WeightsClient",

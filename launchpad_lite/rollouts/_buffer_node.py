@@ -90,7 +90,7 @@ class BufferNode:
                     self._buffer.fail(order.token, f"prompts[{order.prompt.index}]: {error!r}")
                     self._wake()
                     continue
-            if not await _is_set_by(work, give_up_at):
+            if not await is_set_by(work, give_up_at):
                 return None
 
     @courier.idempotent
@@ -142,7 +142,7 @@ class BufferNode:
             if batch is not None:
                 self._wake()
                 return batch
-            if not await _is_set_by(made, give_up_at):
+            if not await is_set_by(made, give_up_at):
                 return self._buffer.waits(time.monotonic())
 
     @courier.idempotent
@@ -151,7 +151,8 @@ class BufferNode:
         return self._buffer.status(time.monotonic())
 
 
-async def _is_set_by(event: asyncio.Event, give_up_at: float) -> bool:
+async def is_set_by(event: asyncio.Event, give_up_at: float) -> bool:
+    """Waits for an event until a time of `time.monotonic`; returns whether it is set."""
     try:
         await asyncio.wait_for(event.wait(), max(0.0, give_up_at - time.monotonic()))
     except asyncio.TimeoutError:

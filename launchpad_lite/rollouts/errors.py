@@ -2,8 +2,11 @@
 
 RolloutsError
 ├── GeneratorsGoneError  nobody makes rollouts any more   (RuntimeError)
+├── ItemError            an item that a table cannot take (ValueError)
 ├── PromptsFailedError   no prompt gets its rollouts      (RuntimeError)
+├── ReplayTimeoutError   a limiter did not open in time   (TimeoutError)
 ├── TrainerReplacedError another trainer reads batches    (RuntimeError)
+├── UnknownTableError    no table has this name           (ValueError)
 └── WeightsError         parameters that cannot be used   (ValueError)
 """
 
@@ -11,9 +14,12 @@ from launchpad_lite.errors import LaunchpadError
 
 __all__ = [
     "GeneratorsGoneError",
+    "ItemError",
     "PromptsFailedError",
+    "ReplayTimeoutError",
     "RolloutsError",
     "TrainerReplacedError",
+    "UnknownTableError",
     "WeightsError",
 ]
 
@@ -26,12 +32,24 @@ class GeneratorsGoneError(RolloutsError, RuntimeError):
     """A batch can never come: no generator is left, or all are held up. The message names them."""
 
 
+class ItemError(RolloutsError, ValueError):
+    """An item has another structure than the first one of its table, or is not made of arrays."""
+
+
 class PromptsFailedError(RolloutsError, RuntimeError):
     """A batch would never come: one prompt after another fails. The message has the last error."""
 
 
+class ReplayTimeoutError(RolloutsError, TimeoutError):
+    """An insert or a sample waited too long. The message names the limiter and its numbers."""
+
+
 class TrainerReplacedError(RolloutsError, RuntimeError):
     """Another trainer, or another loop of this one, reads batches by now."""
+
+
+class UnknownTableError(RolloutsError, ValueError):
+    """No table has this name. The message has the known names."""
 
 
 class WeightsError(RolloutsError, ValueError):

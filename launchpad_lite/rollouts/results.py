@@ -1,4 +1,4 @@
-"""What a trainer gets: batches, their groups and rollouts; and how far all is."""
+"""What a trainer gets: batches, their groups and rollouts; and how far all is, replay tables too."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -138,6 +138,31 @@ class RolloutStatus:
     late: int = 0
     set_aside: int = 0
     waits: str = ""
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """How full a table of a replay buffer is, and who waits.
+
+    Attributes:
+        size: Items that it has.
+        max_size: How many it may have.
+        steps: Steps that these items share; 0 if they have none.
+        inserts: Items that were inserted, ever.
+        samples: Items that were sampled, ever.
+        waits: Calls that wait, for people: who, since when, and for what.
+
+    Example:
+        info = replay.info()["main"]
+        print(info.size, info.samples / info.inserts, *info.waits)
+    """
+
+    size: int
+    max_size: int
+    steps: int
+    inserts: int
+    samples: int
+    waits: Sequence[str]
 
 
 #: What a trainer's checkpoint holds, to go on where its weights are from.

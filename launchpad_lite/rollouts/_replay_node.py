@@ -1,0 +1,182 @@
+"""A replay buffer as a node: serves actors and learners."""
+
+import asyncio
+import pickle
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import courier
+from launchpad_lite.rollouts._buffer_node import is_set_by
+from launchpad_lite.rollouts.results import TableInfo
+
+if TYPE_CHECKING:
+    from launchpad_lite.rollouts._table import (
+        Floats,
+        InsertBatch,
+        Ints,
+        Leaves,
+        ReplayTable,
+        SampledItems,
+        TableState,
+    )
+    from launchpad_lite.rollouts.replay import Table
+
+T = TypeVar("T")
+
+#: Rows of an array that are written at a time.
+_BLOCK = 1024
+
+
+class ReplayCall(NamedTuple):
+    """Who calls, and how long that may take.
+
+    Attributes:
+        table: Its name.
+        who: The node that calls.
+        waited_s: Seconds for which it has waited already.
+        wait_s: Seconds after which it wants an answer.
+    """
+
+    table: str
+    who: str
+    waited_s: float
+    wait_s: float
+
+
+class ReplayServer:
+    """Keeps the tables. All its methods but `save` and `restore` are for its event loop."""
+
+    def __init__(self, tables: "Sequence[Table]") -> None:
+        from launchpad_lite.rollouts._table import ReplayTable
+
+        self._rules = {each.name: each for each in tables}
+        self._tables = {name: ReplayTable(each) for name, each in self._rules.items()}
+        #: By table: is set, and replaced, when it changes.
+        self._changed = {name: asyncio.Event() for name in self._tables}
+        #: By table, the calls that wait: what for, who, and since when.
+        self._waits: dict[str, list[tuple[str, str, float]]] = {name: [] for name in self._tables}
+        #: Between the event loop and `save`, which has a thread of its own.
+        self._lock = threading.Lock()
+
+    @courier.idempotent
+    async def insert(self, call: ReplayCall, batch: "InsertBatch") -> str:
+        """Inserts items; returns "", or for what it waits.
+
+        Raises:
+            ItemError: As `ReplayTable.insert`.
+            ValueError: As `ReplayTable.insert`.
+            MissingStepsError: As `ReplayTable.insert`.
+        """
+        size = len(batch.keys)
+        found = await self._wait("insert", call, size, lambda table, now: table.insert(batch, now))
+        return found if isinstance(found, str) else ""
+
+    async def sample(self, call: ReplayCall, count: int) -> "SampledItems | str":
+        """Returns items, or for what it waits.
+
+        Raises:
+            ValueError: As `ReplayTable.sample`.
+        """
+        return await self._wait("sample", call, count, lambda table, now: table.sample(count, now))
+
+    async def _wait(
+        self,
+        what: str,
+        call: ReplayCall,
+        count: int,
+        work: "Callable[[ReplayTable, float], T | None]",
+    ) -> T | str:
+        """Does something with a table until that has a result; returns this, or for what it waits."""
+        table, began_at = self._tables[call.table], time.monotonic()
+        waits, wait = self._waits[call.table], (what, call.who, began_at - call.waited_s)
+        waits.append(wait)
+        try:
+            while True:
+                with self._lock:
+                    before = table.limiter.inserts, table.limiter.samples
+                    found = work(table, time.monotonic())
+                if before != (table.limiter.inserts, table.limiter.samples):
+                    self._changed[call.table].set()
+                    self._changed[call.table] = asyncio.Event()
+                if found:
+                    return found
+                if not await is_set_by(self._changed[call.table], began_at + call.wait_s):
+                    return table.why(what, count, time.monotonic())
+        finally:
+            waits.remove(wait)
+
+    @courier.idempotent
+    async def update_priorities(self, table: str, keys: "Ints", priorities: "Floats") -> int:
+        """Changes priorities; as `ReplayTable.update_priorities`."""
+        with self._lock:
+            return self._tables[table].update_priorities(keys, priorities)
+
+    @courier.idempotent
+    async def info(self) -> dict[str, TableInfo]:
+        """Returns how full tables are, and who waits."""
+        now = time.monotonic()
+        return {
+            name: TableInfo(
+                len(table),
+                self._rules[name].max_size,
+                table.steps,
+                table.limiter.inserts,
+                table.limiter.samples,
+                [
+                    f"{who} waits {now - since:.0f} s: {table.why(what, 1, now)}"
+                    for what, who, since in self._waits[name]
+                ],
+            )
+            for name, table in self._tables.items()
+        }
+
+    def save(self, folder: Path) -> None:
+        """Writes all tables. Calls go on meanwhile: rows that are being written stay as they are."""
+        for index, (name, table) in enumerate(self._tables.items()):
+            with self._lock:
+                state = table.state()
+            try:
+                _write(folder / str(index), name, state)
+            finally:
+                with self._lock:
+                    table.let_go()
+
+    def restore(self, folder: Path) -> None:
+        """Takes the tables that have the names of those that were saved."""
+        for each in folder.iterdir():
+            name, state = _read(each)
+            if name in self._tables:
+                self._tables[name].restore(state)
+
+
+def _write(folder: Path, name: str, state: "TableState") -> None:
+    folder.mkdir()
+    items, rows = state.items, (state.own_rows, state.step_rows)
+    kinds = [
+        [(leaf.dtype.str, leaf.shape[1:]) for leaf in leaves] for leaves in (items.own, items.steps)
+    ]
+    plain = (tuple(items._replace(own=(), steps=())), *state[1:])
+    (folder / "state").write_bytes(pickle.dumps((name, plain, kinds)))
+    for part, leaves in enumerate((items.own, items.steps)):
+        for index, leaf in enumerate(leaves):
+            with (folder / f"{part}.{index}").open("wb") as file:
+                for begin in range(0, len(rows[part]), _BLOCK):
+                    file.write(leaf[rows[part][begin : begin + _BLOCK]].tobytes())
+
+
+def _read(folder: Path) -> "tuple[str, TableState]":
+    import numpy as np
+
+    from launchpad_lite.rollouts._table import InsertBatch, TableState
+
+    def read(part: int, count: int) -> "Leaves":
+        files = [(folder / f"{part}.{index}", *kind) for index, kind in enumerate(kinds[part])]
+        return [np.fromfile(file, dtype).reshape(count, *shape) for file, dtype, shape in files]
+
+    name, plain, kinds = pickle.loads((folder / "state").read_bytes())
+    state = TableState(InsertBatch(*plain[0]), *plain[1:])
+    own, steps = read(0, len(state.own_rows)), read(1, len(state.step_rows))
+    return name, state._replace(items=state.items._replace(own=own, steps=steps))

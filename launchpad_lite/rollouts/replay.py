@@ -1,0 +1,833 @@
+"""Replay buffers: actors insert items, learners sample them. Terms are those of DeepMind's Reverb."""
+
+import collections
+import dataclasses
+import itertools
+import logging
+import math
+import pickle
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import courier
+import launchpad_lite as lp
+from launchpad_lite.rollouts._nests import difference, kind_of, leaves, map_leaves
+from launchpad_lite.rollouts._replay_node import ReplayCall, ReplayServer
+from launchpad_lite.rollouts.errors import ItemError, ReplayTimeoutError, UnknownTableError
+from launchpad_lite.rollouts.results import TableInfo
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from launchpad_lite.rollouts._table import SampledItems
+
+#: Seconds for which a call waits, before it is made again; until a lost server is called again.
+_POLL_S, _RETRY_S = 5.0, 0.1
+#: Seconds that a call waits before it says for what, and until it says so again.
+_LATE_S = 10.0
+
+#: The place of observations in items of an `NStepWriter`.
+_OBSERVATION = "item['observation']"
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """One table of a replay buffer: which items it keeps, which are sampled, and who has to wait.
+
+    Attributes:
+        name: Of the table.
+        max_size: How many items it keeps.
+        sampler: Which item is sampled: "uniform": any; "prioritized": by its share in all priorities;
+            "fifo": the oldest; "lifo": the newest.
+        remover: Which item goes when a full table gets another one; as `sampler`.
+        priority_exponent: Of priorities, as weights of "prioritized".
+        max_times_sampled: An item goes when it was sampled so often; 0: it stays.
+        min_size: Samples wait until there are so many items.
+        samples_per_insert: How often an item is sampled on average: inserts wait for samples, and
+            samples for inserts. None: nobody waits for that.
+        error_buffer: By how many samples the two may be off. A batch waits until the table allows all of
+            it, so it has at most twice as many. None: a tenth of the samples of `min_size` items,
+            or what the ratio needs at least.
+
+    Raises:
+        ValueError: A value is out of its range, or samples or inserts could wait forever.
+
+    Example:
+        table = rollouts.Table("main", max_size=100_000, sampler="prioritized", min_size=1000)
+        queue = rollouts.Table(
+            "queue", max_size=64, sampler="fifo", max_times_sampled=1, samples_per_insert=1, error_buffer=64
+        )
+    """
+
+    name: str = "main"
+    _: dataclasses.KW_ONLY
+    max_size: int
+    sampler: str = "uniform"
+    remover: str = "fifo"
+    priority_exponent: float = 1.0
+    max_times_sampled: int = 0
+    min_size: int = 1
+    samples_per_insert: float | None = None
+    error_buffer: float | None = None
+
+    def __post_init__(self) -> None:
+        kinds = ("uniform", "prioritized", "fifo", "lifo")
+        ratio = 1.0 if self.samples_per_insert is None else self.samples_per_insert
+        if self.error_buffer is None:
+            buffer = max(2 * max(1.0, ratio), 0.1 * ratio * self.min_size)
+            object.__setattr__(self, "error_buffer", buffer)
+        buffer = self.error_buffer or 0.0
+        least = 2 * max(1.0, ratio)
+        for name, is_good, wanted in (
+            ("sampler", self.sampler in kinds, f"one of {kinds}"),
+            ("remover", self.remover in kinds, f"one of {kinds}"),
+            ("max_size", self.max_size >= 1, "at least 1"),
+            ("priority_exponent", 0 <= self.priority_exponent < math.inf, "finite and at least 0"),
+            ("max_times_sampled", self.max_times_sampled >= 0, "at least 0"),
+            (
+                "min_size",
+                1 <= self.min_size <= self.max_size,
+                f"between 1 and max_size={self.max_size}",
+            ),
+            ("samples_per_insert", 0 < ratio < math.inf, "finite and above 0, or None"),
+            ("error_buffer", buffer >= least, f"at least {least:g}: all could wait forever"),
+            (
+                "max_times_sampled",
+                self.samples_per_insert is None or not 0 < self.max_times_sampled < ratio,
+                f"0 or at least samples_per_insert={ratio:g}: all could wait forever",
+            ),
+        ):
+            if not is_good:
+                raise ValueError(
+                    f"Table {self.name!r}: {name} is {wanted}, not {getattr(self, name)!r}"
+                )
+
+    @property
+    def _offset(self) -> float:
+        return (self.samples_per_insert or 0.0) * self.min_size
+
+    @property
+    def least_ahead(self) -> float:
+        """Inserts * samples_per_insert - samples does not fall below it by a sample."""
+        return self._offset - (self.error_buffer or 0.0)
+
+    @property
+    def most_ahead(self) -> float:
+        """Inserts * samples_per_insert - samples does not rise above it by an insert."""
+        return self._offset + (self.error_buffer or 0.0)
+
+    @property
+    def largest_sample(self) -> float:
+        """So many samples are allowed at once if all wait for them."""
+        most = math.inf
+        if self.samples_per_insert is not None:
+            least = max(self.least_ahead, 0.0) if self.max_times_sampled else self.least_ahead
+            most = math.floor(self.most_ahead - self.samples_per_insert - least)
+        return min(most, self.max_size * (self.max_times_sampled or math.inf))
+
+
+class ReplayBatch(NamedTuple):
+    """A batch of sampled items. Arrays belong to the caller.
+
+    Attributes:
+        items: A nest as that of an item; each array has the items along its first axis. After it,
+            those of sequences have the steps.
+        keys: Of the items, for `update_priorities`.
+        probabilities: With which each was chosen.
+        times_sampled: How often each was sampled, with this batch.
+        priorities: Of the items.
+        table_size: How many items the table had.
+
+    Example:
+        batch = replay.sample(256)
+        weights = (batch.table_size * batch.probabilities) ** -0.6  # of importance sampling
+        loss = (weights * errors(batch.items["observation"]) ** 2).mean()
+    """
+
+    items: Any
+    keys: "npt.NDArray[np.int64]"
+    probabilities: "npt.NDArray[np.float64]"
+    times_sampled: "npt.NDArray[np.int64]"
+    priorities: "npt.NDArray[np.float64]"
+    table_size: int
+
+
+class _Patience:
+    """Waits for one insert or sample: until its deadline, and says for what."""
+
+    def __init__(self, table: str, timeout_s: float | None) -> None:
+        self._table = table
+        self._began_at = self._said_at = time.monotonic()
+        self._timeout_s = math.inf if timeout_s is None else timeout_s
+
+    def call(self) -> ReplayCall:
+        """Returns who calls, and how long it waits."""
+        waited_s = time.monotonic() - self._began_at
+        wait_s = max(0.0, min(_POLL_S, self._timeout_s - waited_s))
+        return ReplayCall(self._table, lp.current_node().name, waited_s, wait_s)
+
+    def result(self, ask: Callable[[], Any]) -> Any:
+        """Returns a result; a text says for what it waits.
+
+        Raises:
+            ReplayTimeoutError: It has waited too long.
+            CallCancelledError: This node is to stop.
+        """
+        stop = lp.stop_event()
+        try:
+            found = ask()
+        except courier.ServerGoneError:
+            stop.wait(_RETRY_S)
+            found = "the replay buffer does not answer; it may be starting again"
+        if not isinstance(found, str) or not found:
+            return found
+        lp.heartbeat()  # a node that waits is not hung
+        now = time.monotonic()
+        if stop.is_set():
+            raise courier.CallCancelledError(f"this node is to stop; {found}")
+        if now - self._began_at >= self._timeout_s:
+            raise ReplayTimeoutError(found)
+        if now - self._said_at >= _LATE_S:
+            self._said_at = now
+            _LOGGER.warning("waits %.0f s: %s", now - self._began_at, found)
+        return found
+
+
+class _ItemStream:
+    """Sends items, one batch after the other, each once."""
+
+    def __init__(self, node: Any, table: str) -> None:
+        self._node = node
+        self._table = table
+        self._lock = threading.Lock()
+        self._number = 0
+        self.key = secrets.randbits(62)
+
+    def send(
+        self,
+        structure: dict[str, str],
+        skeleton: Any,
+        priorities: Any,
+        own: Sequence[Any],
+        steps_of: Any,
+        steps: Callable[[bool], tuple[Any, Sequence[Any]]],
+        timeout_s: float | None,
+    ) -> None:
+        """Inserts items.
+
+        Args:
+            structure: Of an item.
+            skeleton: A nest of numbers, of own leaves and then of those of steps.
+            priorities: Of the items.
+            own: Leaves of the items.
+            steps_of: The keys of their steps.
+            steps: Returns keys and leaves of the steps: of all, or of those that were not sent yet.
+            timeout_s: Seconds to wait.
+        """
+        import numpy as np
+
+        from launchpad_lite.rollouts._table import InsertBatch, MissingStepsError
+
+        with self._lock:
+            count = len(priorities)
+            keys = self.key + self._number + np.arange(count)
+            packed = courier.dumps(skeleton)
+            sent = InsertBatch(
+                self.key,
+                self._number,
+                structure,
+                packed,
+                keys,
+                priorities,
+                own,
+                steps_of,
+                *steps(False),
+            )
+            patience = _Patience(self._table, timeout_s)
+
+            def insert() -> str:
+                return cast("str", self._node.insert(patience.call(), sent))
+
+            try:
+                while True:
+                    try:
+                        if not patience.result(insert):
+                            return
+                    except MissingStepsError:
+                        step_keys, rows = steps(True)
+                        sent = sent._replace(step_keys=step_keys, steps=rows)
+            finally:
+                self._number += count
+
+
+class ReplayClient:
+    """A replay buffer, seen from any node: what its handle becomes. Thread-safe.
+
+    A buffer that is lost is called again until it is back; what it had sampled for a lost call is lost.
+    An item is inserted once, also if the connection breaks meanwhile.
+
+    Example:
+        class Learner:
+            def __init__(self, replay: rollouts.ReplayClient):
+                self._replay = replay
+
+            def run(self):
+                for batch in self._replay.samples(256):
+                    errors = self.learn(batch.items)
+                    self._replay.update_priorities(batch.keys, abs(errors))
+    """
+
+    def __init__(self, node: Any, tables: Sequence[str]) -> None:
+        """Makes one; the handle does that.
+
+        Args:
+            node: A client of the node.
+            tables: The names of its tables.
+        """
+        self._node = node
+        self._tables = tables
+        self._streams = {name: _ItemStream(node, name) for name in tables}
+
+    def __reduce__(self) -> Any:
+        return ReplayClient, (self._node, self._tables)
+
+    def _stream(self, table: str) -> _ItemStream:
+        if table not in self._streams:
+            raise UnknownTableError(
+                f"no table is called {table!r}; there are {', '.join(map(repr, self._tables))}"
+            )
+        return self._streams[table]
+
+    def _new_stream(self, table: str) -> _ItemStream:
+        self._stream(table)
+        return _ItemStream(self._node, table)
+
+    def insert(
+        self,
+        item: Any,
+        priority: float = 1.0,
+        *,
+        table: str = "main",
+        timeout_s: float | None = None,
+    ) -> None:
+        """Inserts an item. It is copied: arrays may change afterwards.
+
+        Args:
+            item: Arrays and numbers, in dicts, lists and tuples.
+            priority: At least 0.
+            table: Where to.
+            timeout_s: Seconds to wait for the limiter; None: without limit.
+
+        Raises:
+            ItemError: It has another structure than the first item, or is not made of arrays.
+            UnknownTableError: No table has this name.
+            ValueError: The priority is negative or not finite.
+            ReplayTimeoutError: The limiter did not open in time.
+            courier.CallCancelledError: This node is to stop.
+        """
+        import numpy as np
+
+        many = map_leaves(lambda leaf: np.asarray(leaf)[None], item)
+        self.insert_many(many, [priority], table=table, timeout_s=timeout_s)
+
+    def insert_many(
+        self,
+        items: Any,
+        priorities: Any = 1.0,
+        *,
+        table: str = "main",
+        timeout_s: float | None = None,
+    ) -> None:
+        """Inserts items, in one call.
+
+        Args:
+            items: A nest as that of one item, whose arrays have the items along their first axis.
+            priorities: One for each item, or one for all.
+            table: As for `insert`.
+            timeout_s: As for `insert`. Some items may be inserted before it is over.
+
+        Raises:
+            ItemError: As for `insert`; or the arrays differ in their number of items.
+            UnknownTableError: As for `insert`.
+            ValueError: As for `insert`.
+            ReplayTimeoutError: As for `insert`.
+        """
+        import numpy as np
+
+        stream = self._stream(table)
+        found = _arrays(items, "item")
+        counts = {leaf.shape[0] if leaf.ndim else None for leaf in found.values()}
+        count = counts.pop()
+        if counts or count is None:
+            raise ItemError(
+                "insert_many: arrays do not have equally many items in their first axis"
+            )
+        if count:
+            weights = np.ascontiguousarray(np.broadcast_to(np.asarray(priorities, float), count))
+            none = np.zeros(0, int)
+            stream.send(
+                {where: kind_of(leaf[0]) for where, leaf in found.items()},
+                (_numbered(items, 0), False),
+                weights,
+                list(found.values()),
+                np.zeros((count, 0), int),
+                lambda _: (none, ()),
+                timeout_s,
+            )
+
+    def sequence_writer(
+        self,
+        length: int,
+        period: int = 1,
+        *,
+        table: str = "main",
+        batch_size: int = 1,
+        timeout_s: float | None = None,
+    ) -> "SequenceWriter":
+        """Returns a writer of items that are so many steps in a row; one begins every `period` steps.
+
+        Args:
+            length: Steps of an item.
+            period: Steps between the beginnings of two items; items overlap if it is below `length`.
+            table: Where to.
+            batch_size: Items that are sent at once.
+            timeout_s: Seconds that each call waits for the limiter; None: without limit.
+
+        Raises:
+            UnknownTableError: No table has this name.
+            ValueError: A number is below 1.
+        """
+        return SequenceWriter(
+            self._new_stream(table), _WriterOptions(batch_size, timeout_s), length, period
+        )
+
+    def n_step_writer(
+        self,
+        n: int,
+        discount: float = 1.0,
+        *,
+        table: str = "main",
+        batch_size: int = 1,
+        timeout_s: float | None = None,
+    ) -> "NStepWriter":
+        """Returns a writer of transitions over n steps.
+
+        Args:
+            n: Steps from the observation to the next one.
+            discount: Of rewards, for each step.
+            table: Where to.
+            batch_size: Items that are sent at once.
+            timeout_s: Seconds that each call waits for the limiter; None: without limit.
+
+        Raises:
+            UnknownTableError: No table has this name.
+            ValueError: A number is below 1.
+        """
+        return NStepWriter(
+            self._new_stream(table), _WriterOptions(batch_size, timeout_s), n, discount
+        )
+
+    def sample(
+        self, batch_size: int, *, table: str = "main", timeout_s: float | None = None
+    ) -> ReplayBatch:
+        """Returns a batch of items.
+
+        Args:
+            batch_size: How many.
+            table: Where from.
+            timeout_s: Seconds to wait for the limiter; None: without limit.
+
+        Raises:
+            UnknownTableError: No table has this name.
+            ValueError: The number is below 1, or the table never allows so many at once.
+            ReplayTimeoutError: The limiter did not open in time.
+            courier.CallCancelledError: This node is to stop.
+        """
+        return next(self.samples(batch_size, table=table, timeout_s=timeout_s, ahead=0))
+
+    def samples(
+        self,
+        batch_size: int,
+        *,
+        table: str = "main",
+        ahead: int = 2,
+        timeout_s: float | None = None,
+    ) -> Iterator[ReplayBatch]:
+        """Yields batches until this node is to stop, and samples the next ones meanwhile.
+
+        Batches that are ahead count as sampled. They do not see later inserts and priorities.
+
+        Args:
+            batch_size: As for `sample`.
+            table: As for `sample`.
+            ahead: Batches to sample ahead.
+            timeout_s: As for `sample`, for each batch.
+
+        Raises:
+            UnknownTableError: As for `sample`.
+            ValueError: As for `sample`.
+            ReplayTimeoutError: While it is read: as for `sample`.
+        """
+        self._stream(table)
+        if batch_size < 1 or ahead < 0:
+            raise ValueError(f"batch_size is at least 1, and ahead 0; not {batch_size} and {ahead}")
+        return self._read(batch_size, table, ahead, timeout_s)
+
+    def _read(
+        self, batch_size: int, table: str, ahead: int, timeout_s: float | None
+    ) -> Iterator[ReplayBatch]:
+        asked: collections.deque[Any] = collections.deque()
+        try:
+            while True:
+                patience = _Patience(table, timeout_s)
+                while len(asked) <= ahead:
+                    asked.append(self._node.futures.sample(patience.call(), batch_size))
+                while isinstance(found := patience.result(asked.popleft().result), str):
+                    asked.appendleft(self._node.futures.sample(patience.call(), batch_size))
+                yield _batch(found)
+                if lp.stop_event().is_set():
+                    return
+        finally:
+            for each in asked:
+                each.cancel()
+
+    def update_priorities(self, keys: Any, priorities: Any, *, table: str = "main") -> int:
+        """Changes the priorities of items; returns of how many, because others may be gone.
+
+        Args:
+            keys: As in `ReplayBatch.keys`.
+            priorities: One for each key, at least 0.
+            table: Where the items are.
+
+        Raises:
+            UnknownTableError: No table has this name.
+            ValueError: A priority is negative or not finite, or there are not as many as keys.
+        """
+        import numpy as np
+
+        self._stream(table)
+        keys, priorities = np.asarray(keys, np.int64), np.asarray(priorities, np.float64)
+        if keys.shape != priorities.shape or keys.ndim != 1:
+            raise ValueError(f"keys have the shape {keys.shape}, priorities {priorities.shape}")
+        return cast("int", self._node.update_priorities(table, keys, priorities))
+
+    def info(self) -> dict[str, TableInfo]:
+        """Returns by table how full it is, and who waits for what."""
+        return cast("dict[str, TableInfo]", self._node.info())
+
+
+class _WriterOptions(NamedTuple):
+    batch_size: int
+    timeout_s: float | None
+
+
+class _Writer:
+    """Gathers steps and items that refer to them, and sends each step once."""
+
+    def __init__(self, stream: _ItemStream, options: _WriterOptions, least: int) -> None:
+        self._options = options
+        if least < 1 or options.batch_size < 1:
+            raise ValueError(
+                f"a writer takes numbers of at least 1, not {min(least, options.batch_size)}"
+            )
+        self._stream = stream
+        self._items: list[tuple[Sequence[Any], Sequence[int], float]] = []
+        #: Of steps, and of what items have of their own.
+        self._structures: dict[str, dict[str, str]] = {}
+        self._skeleton: Any = None
+        #: By key, the steps that an item needs or may need, and which of them were sent.
+        self._steps: dict[int, Sequence[Any]] = {}
+        self._sent: set[int] = set()
+        self._next_key = stream.key
+
+    def _add_step(self, nest: Any, path: str) -> int:
+        found = self._checked(nest, path)
+        key, self._next_key = self._next_key, self._next_key + 1
+        self._steps[key] = [leaf.copy() for leaf in found]
+        return key
+
+    def _checked(self, nest: Any, path: str) -> "Sequence[npt.NDArray[Any]]":
+        found = _arrays(nest, path)
+        structure = {where: kind_of(leaf) for where, leaf in found.items()}
+        known = self._structures.setdefault(path, structure)
+        if known != structure:
+            what = difference(known, structure)
+            raise ItemError(f"this has another structure than what the writer had first: {what}")
+        return list(found.values())
+
+    def _add_item(
+        self,
+        own: Sequence[Any],
+        keys: Sequence[int],
+        priority: float,
+    ) -> None:
+        self._items.append((own, keys, priority))
+        if len(self._items) >= self._options.batch_size:
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends the items that were not sent yet.
+
+        Raises:
+            ItemError: As `ReplayClient.insert`.
+            ValueError: As `ReplayClient.insert`.
+            ReplayTimeoutError: As `ReplayClient.insert`; what found no room until then is lost.
+        """
+        import numpy as np
+
+        if not self._items:
+            return
+        own, keys, priorities = zip(*self._items, strict=True)
+        self._items = []
+        needed = sorted({key for each in keys for key in each})
+
+        def steps(everything: bool) -> tuple[Any, Sequence[Any]]:
+            chosen = [key for key in needed if everything or key not in self._sent]
+            rows = zip(*[self._steps[key] for key in chosen], strict=True)
+            return np.array(chosen, np.int64), [np.stack(each) for each in rows]
+
+        self._stream.send(
+            dict(itertools.chain(*(each.items() for each in self._structures.values())))
+            | {"the number of steps": str(len(keys[0]))},
+            self._skeleton,
+            np.array(priorities, np.float64),
+            [np.stack(each) for each in zip(*own, strict=True)],
+            np.array(keys, np.int64),
+            steps,
+            self._options.timeout_s,
+        )
+        self._sent.update(needed)
+        self._forget(keys[-1][0])  # later items begin later
+
+    def _forget(self, before: int) -> None:
+        """Forgets steps that no item needs any more."""
+        for key in [key for key in self._steps if key < before]:
+            del self._steps[key]
+            self._sent.discard(key)
+
+
+class SequenceWriter(_Writer):
+    """Writes items that are several steps in a row. For one thread.
+
+    Items share their steps: each step is sent and kept once. An episode that is shorter than an item
+    gives none.
+
+    Example:
+        writer = replay.sequence_writer(length=20, period=10)
+        for observation, action, reward in episode:
+            writer.append({"observation": observation, "action": action, "reward": reward})
+        writer.end_episode()
+    """
+
+    def __init__(self, stream: Any, options: Any, length: int, period: int) -> None:
+        """Makes one; `ReplayClient.sequence_writer` does that."""
+        super().__init__(stream, options, min(length, period))
+        self._length, self._period = length, period
+        self._window: list[int] = []
+        self._until_item = length
+
+    def append(self, step: Any, priority: float = 1.0) -> None:
+        """Appends a step, and inserts the item that it completes.
+
+        Args:
+            step: Arrays and numbers, in dicts, lists and tuples; copied.
+            priority: Of the item.
+        """
+        key = self._add_step(step, "item")
+        self._skeleton = _numbered(step, 0), False
+        self._window = [*self._window, key][-self._length :]
+        self._until_item -= 1
+        if not self._until_item:
+            self._until_item = self._period
+            self._add_item((), self._window, priority)
+
+    def end_episode(self, priority: float = 1.0) -> None:
+        """Inserts the last steps of an episode if no item has them, and sends all.
+
+        Args:
+            priority: Of the item.
+        """
+        if len(self._window) == self._length and self._until_item < self._period:
+            self._add_item((), self._window, priority)
+        self.flush()
+        self._window, self._until_item = [], self._length
+        self._forget(self._next_key)
+
+
+class NStepWriter(_Writer):
+    """Writes transitions over n steps. For one thread.
+
+    An item has "observation", "action", "reward" (the discounted sum), "discount" (of the value of
+    the next observation; 0 if the episode has terminated before), and "next_observation". Items share
+    observations: each is sent and kept once.
+
+    Example:
+        writer = replay.n_step_writer(3, discount=0.99)
+        while not done:
+            action = self.act(observation)
+            next_observation, reward, done = env.step(action)
+            writer.append(observation, action, reward)
+            observation = next_observation
+        writer.end_episode(observation)
+    """
+
+    def __init__(self, stream: Any, options: Any, n: int, discount: float) -> None:
+        """Makes one; `ReplayClient.n_step_writer` does that."""
+        super().__init__(stream, options, n)
+        self._n, self._discount = n, discount
+        self._window: collections.deque[tuple[int, Any, Any]] = collections.deque()
+        self._nest: Any = None
+
+    def append(
+        self,
+        observation: Any,
+        action: Any,
+        reward: Any,
+        priority: float = 1.0,
+    ) -> None:
+        """Appends a step, and inserts the item that it completes: that of n steps ago.
+
+        Args:
+            observation: A nest of arrays; copied.
+            action: What was done then; a nest as well.
+            reward: What came of it: a number, or an array.
+            priority: Of the item.
+        """
+        import numpy as np
+
+        key = self._add_step(observation, _OBSERVATION)
+        if len(self._window) == self._n:
+            self._complete(key, 1.0, priority)
+        self._nest = map_leaves(lambda _: 0, observation)
+        self._window.append((key, map_leaves(np.array, action), np.array(reward)))
+
+    def end_episode(
+        self,
+        observation: Any,
+        priority: float = 1.0,
+        *,
+        terminated: bool = True,
+    ) -> None:
+        """Inserts the last items of an episode, which are over fewer steps, and sends all.
+
+        Args:
+            observation: After the last step.
+            priority: Of the items.
+            terminated: Whether nothing is of value afterwards; otherwise the episode was cut off.
+        """
+        key = self._add_step(observation, _OBSERVATION)
+        while self._window:
+            self._complete(key, 0.0 if terminated else 1.0, priority)
+        self.flush()
+        self._forget(self._next_key)
+
+    def _complete(self, end: int, value: float, priority: float) -> None:
+        import numpy as np
+
+        rewards = [
+            reward * self._discount**index for index, (*_, reward) in enumerate(self._window)
+        ]
+        begin, action, _ = self._window.popleft()
+        item = {
+            "action": action,
+            "discount": np.float32(value * self._discount ** len(rewards)),
+            "reward": np.asarray(sum(rewards), np.float32),
+        }
+        own = self._checked(item, "item")
+        steps = len(self._steps[begin])
+        self._skeleton = (
+            {
+                **_numbered(item, 0),
+                "observation": _numbered(self._nest, len(own)),
+                "next_observation": _numbered(self._nest, len(own) + steps),
+            },
+            True,
+        )
+        self._add_item(own, (begin, end), priority)
+
+
+class ReplayHandle(lp.CourierHandle[ReplayClient]):
+    """A handle of a replay buffer: becomes a `ReplayClient` in a running node.
+
+    Example:
+        replay = program.add_node(rollouts.ReplayNode([table]), label="replay")
+        program.add_node(lp.CourierNode(Actor, replay), label="actor")
+    """
+
+    def __init__(self, node: "ReplayNode") -> None:
+        super().__init__(node)
+        self._tables = node.tables
+
+    def dereference(self) -> ReplayClient:
+        """Returns a client; as `CourierHandle.dereference`."""
+        return ReplayClient(super().dereference(), self._tables)
+
+
+class ReplayNode(lp.CourierNode[ReplayClient]):
+    """A replay buffer in numpy: tables of items that actors insert and learners sample.
+
+    It serves until the program stops, and asks for the program's secret, as all nodes that can be called.
+    With `checkpoints=`, its tables are saved and restored.
+
+    Example:
+        table = rollouts.Table("main", max_size=100_000, sampler="prioritized", samples_per_insert=8)
+        replay = program.add_node(rollouts.ReplayNode([table]), label="replay")
+        program.add_node(lp.CourierNode(Learner, replay), label="learner")  # gets a ReplayClient
+    """
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        """Describes the node.
+
+        Args:
+            tables: Its tables.
+
+        Raises:
+            ValueError: There is none, or two have the same name.
+        """
+        self.tables = [each.name for each in tables]
+        if not tables or len(set(self.tables)) < len(tables):
+            raise ValueError(f"ReplayNode takes tables with different names, not {self.tables}")
+        super().__init__(cast("Any", ReplayServer), list(tables))
+
+    def create_handle(self) -> ReplayHandle:
+        """Returns a new handle to this node."""
+        return ReplayHandle(self)
+
+
+def _arrays(nest: Any, path: str) -> "dict[str, npt.NDArray[Any]]":
+    """Returns the leaves by their places.
+
+    Raises:
+        ItemError: One is no array, or there is none.
+    """
+    import numpy as np
+
+    found = {where: np.asarray(leaf) for where, leaf in leaves(nest, path)}
+    for where, leaf in found.items():
+        if leaf.dtype.hasobject:
+            raise ItemError(f"{where} cannot be kept: items are made of arrays and numbers")
+    if not found:
+        raise ItemError(f"{path} has no arrays")
+    return found
+
+
+def _numbered(nest: Any, first: int) -> Any:
+    numbers = itertools.count(first)
+    return map_leaves(lambda _: next(numbers), nest)
+
+
+def _batch(sampled: "SampledItems") -> ReplayBatch:
+    """Returns a batch as users get it."""
+    nest, splits = pickle.loads(sampled.skeleton)
+    columns, steps = list(sampled.own), sampled.steps
+    if splits:
+        columns += [leaf[:, place] for place in (0, 1) for leaf in steps]
+    else:
+        columns += steps
+    return ReplayBatch(map_leaves(lambda number: columns[number], nest), *sampled[3:])
