@@ -57,7 +57,9 @@ class ReplayServer:
         #: By table: is set, and replaced, when it changes.
         self._changed = {name: asyncio.Event() for name in self._tables}
         #: By table, the calls that wait: what for, who, and since when.
-        self._waits: dict[str, list[tuple[str, str, float]]] = {name: [] for name in self._tables}
+        self._waits: dict[str, dict[object, tuple[str, str, float]]] = {
+            name: {} for name in self._tables
+        }
         #: Between the event loop and `save`, which has a thread of its own.
         self._lock = threading.Lock()
 
@@ -91,22 +93,29 @@ class ReplayServer:
     ) -> T | str:
         """Does something with a table until that has a result; returns this, or for what it waits."""
         table, began_at = self._tables[call.table], time.monotonic()
-        waits, wait = self._waits[call.table], (what, call.who, began_at - call.waited_s)
-        waits.append(wait)
+        waits, me = self._waits[call.table], object()
+        waits[me] = what, call.who, began_at - call.waited_s
         try:
             while True:
-                with self._lock:
+                changed = self._changed[call.table]
+                # The first that came is served first: a large batch is not held up by small ones.
+                if me is next(each for each, (kind, *_) in waits.items() if kind == what):
                     before = table.limiter.inserts, table.limiter.samples
-                    found = work(table, time.monotonic())
-                if before != (table.limiter.inserts, table.limiter.samples):
-                    self._changed[call.table].set()
-                    self._changed[call.table] = asyncio.Event()
-                if found:
-                    return found
-                if not await is_set_by(self._changed[call.table], began_at + call.wait_s):
+                    with self._lock:
+                        found = work(table, time.monotonic())
+                    if before != (table.limiter.inserts, table.limiter.samples):
+                        self._wake(call.table)
+                    if found:
+                        return found
+                if not await is_set_by(changed, began_at + call.wait_s):
                     return table.why(what, count, time.monotonic())
         finally:
-            waits.remove(wait)
+            del waits[me]
+            self._wake(call.table)
+
+    def _wake(self, table: str) -> None:
+        self._changed[table].set()
+        self._changed[table] = asyncio.Event()
 
     @courier.idempotent
     async def update_priorities(self, table: str, keys: "Ints", priorities: "Floats") -> int:
@@ -127,7 +136,7 @@ class ReplayServer:
                 table.limiter.samples,
                 [
                     f"{who} waits {now - since:.0f} s: {table.why(what, 1, now)}"
-                    for what, who, since in self._waits[name]
+                    for what, who, since in self._waits[name].values()
                 ],
             )
             for name, table in self._tables.items()

@@ -1,6 +1,7 @@
 """Replay buffers: actors insert items, learners sample them. Terms are those of DeepMind's Reverb."""
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -161,8 +162,8 @@ class ReplayBatch(NamedTuple):
 class _Patience:
     """Waits for one insert or sample: until its deadline, and says for what."""
 
-    def __init__(self, table: str, timeout_s: float | None) -> None:
-        self._table = table
+    def __init__(self, table: str, who: str, timeout_s: float | None) -> None:
+        self._table, self._who = table, who
         self._began_at = self._said_at = time.monotonic()
         self._timeout_s = math.inf if timeout_s is None else timeout_s
 
@@ -170,7 +171,7 @@ class _Patience:
         """Returns who calls, and how long it waits."""
         waited_s = time.monotonic() - self._began_at
         wait_s = max(0.0, min(_POLL_S, self._timeout_s - waited_s))
-        return ReplayCall(self._table, lp.current_node().name, waited_s, wait_s)
+        return ReplayCall(self._table, self._who, waited_s, wait_s)
 
     def result(self, ask: Callable[[], Any]) -> Any:
         """Returns a result; a text says for what it waits.
@@ -179,18 +180,18 @@ class _Patience:
             ReplayTimeoutError: It has waited too long.
             CallCancelledError: This node is to stop.
         """
-        stop = lp.stop_event()
         try:
             found = ask()
         except courier.ServerGoneError:
-            stop.wait(_RETRY_S)
+            time.sleep(_RETRY_S)
             found = "the replay buffer does not answer; it may be starting again"
         if not isinstance(found, str) or not found:
             return found
-        lp.heartbeat()  # a node that waits is not hung
-        now = time.monotonic()
-        if stop.is_set():
+        if _is_to_stop():
             raise courier.CallCancelledError(f"this node is to stop; {found}")
+        with contextlib.suppress(lp.NoProgramError):  # in a thread of the user's own
+            lp.heartbeat()  # a node that waits is not hung
+        now = time.monotonic()
         if now - self._began_at >= self._timeout_s:
             raise ReplayTimeoutError(found)
         if now - self._said_at >= _LATE_S:
@@ -199,12 +200,18 @@ class _Patience:
         return found
 
 
+def _is_to_stop() -> bool:
+    try:
+        return lp.stop_event().is_set()
+    except lp.NoProgramError:  # a client outside of the program
+        return False
+
+
 class _ItemStream:
     """Sends items, one batch after the other, each once."""
 
-    def __init__(self, node: Any, table: str) -> None:
-        self._node = node
-        self._table = table
+    def __init__(self, node: Any, table: str, who: str) -> None:
+        self._node, self._table, self._who = node, table, who
         self._lock = threading.Lock()
         self._number = 0
         self.key = secrets.randbits(62)
@@ -249,7 +256,7 @@ class _ItemStream:
                 steps_of,
                 *steps(False),
             )
-            patience = _Patience(self._table, timeout_s)
+            patience = _Patience(self._table, self._who, timeout_s)
 
             def insert() -> str:
                 return cast("str", self._node.insert(patience.call(), sent))
@@ -292,21 +299,24 @@ class ReplayClient:
         """
         self._node = node
         self._tables = tables
-        self._streams = {name: _ItemStream(node, name) for name in tables}
+        try:
+            self._who = lp.current_node().name
+        except lp.NoProgramError:
+            self._who = "a client outside of the program"
+        self._streams = {name: self._new_stream(name) for name in tables}
 
     def __reduce__(self) -> Any:
         return ReplayClient, (self._node, self._tables)
 
-    def _stream(self, table: str) -> _ItemStream:
-        if table not in self._streams:
+    def _known(self, table: str) -> str:
+        if table not in self._tables:
             raise UnknownTableError(
                 f"no table is called {table!r}; there are {', '.join(map(repr, self._tables))}"
             )
-        return self._streams[table]
+        return table
 
     def _new_stream(self, table: str) -> _ItemStream:
-        self._stream(table)
-        return _ItemStream(self._node, table)
+        return _ItemStream(self._node, self._known(table), self._who)
 
     def insert(
         self,
@@ -360,7 +370,7 @@ class ReplayClient:
         """
         import numpy as np
 
-        stream = self._stream(table)
+        stream = self._streams[self._known(table)]
         found = _arrays(items, "item")
         counts = {leaf.shape[0] if leaf.ndim else None for leaf in found.values()}
         count = counts.pop()
@@ -474,7 +484,7 @@ class ReplayClient:
             ValueError: As for `sample`.
             ReplayTimeoutError: While it is read: as for `sample`.
         """
-        self._stream(table)
+        self._known(table)
         if batch_size < 1 or ahead < 0:
             raise ValueError(f"batch_size is at least 1, and ahead 0; not {batch_size} and {ahead}")
         return self._read(batch_size, table, ahead, timeout_s)
@@ -485,13 +495,14 @@ class ReplayClient:
         asked: collections.deque[Any] = collections.deque()
         try:
             while True:
-                patience = _Patience(table, timeout_s)
+                patience = _Patience(table, self._who, timeout_s)
                 while len(asked) <= ahead:
                     asked.append(self._node.futures.sample(patience.call(), batch_size))
                 while isinstance(found := patience.result(asked.popleft().result), str):
-                    asked.appendleft(self._node.futures.sample(patience.call(), batch_size))
+                    # At the end, as at the node, which serves the first one first.
+                    asked.append(self._node.futures.sample(patience.call(), batch_size))
                 yield _batch(found)
-                if lp.stop_event().is_set():
+                if _is_to_stop():
                     return
         finally:
             for each in asked:
@@ -511,7 +522,7 @@ class ReplayClient:
         """
         import numpy as np
 
-        self._stream(table)
+        self._known(table)
         keys, priorities = np.asarray(keys, np.int64), np.asarray(priorities, np.float64)
         if keys.shape != priorities.shape or keys.ndim != 1:
             raise ValueError(f"keys have the shape {keys.shape}, priorities {priorities.shape}")
