@@ -98,8 +98,9 @@ class ReplayServer:
         try:
             while True:
                 changed = self._changed[call.table]
-                # The first that came is served first: a large batch is not held up by small ones.
-                if me is next(each for each, (kind, *_) in waits.items() if kind == what):
+                # Who waits longest is served first: a large batch is not held up by small ones.
+                same = [each for each in waits if waits[each][0] == what]
+                if me is min(same, key=lambda each: waits[each][2]):
                     before = table.limiter.inserts, table.limiter.samples
                     with self._lock:
                         found = work(table, time.monotonic())

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from launchpad_lite.rollouts._table import SampledItems
 
 #: Seconds for which a call waits, before it is made again; until a lost server is called again.
-_POLL_S, _RETRY_S = 5.0, 0.1
+_POLL_S, _RETRY_S = 1.0, 0.1
 #: Seconds that a call waits before it says for what, and until it says so again.
 _LATE_S = 10.0
 
@@ -538,7 +538,7 @@ class _WriterOptions(NamedTuple):
     timeout_s: float | None
 
 
-class _Writer:
+class _StepWriter:
     """Gathers steps and items that refer to them, and sends each step once."""
 
     def __init__(self, stream: _ItemStream, options: _WriterOptions, least: int) -> None:
@@ -623,7 +623,7 @@ class _Writer:
             self._sent.discard(key)
 
 
-class SequenceWriter(_Writer):
+class SequenceWriter(_StepWriter):
     """Writes items that are several steps in a row. For one thread.
 
     Items share their steps: each step is sent and kept once. An episode that is shorter than an item
@@ -671,7 +671,7 @@ class SequenceWriter(_Writer):
         self._forget(self._next_key)
 
 
-class NStepWriter(_Writer):
+class NStepWriter(_StepWriter):
     """Writes transitions over n steps. For one thread.
 
     An item has "observation", "action", "reward" (the discounted sum), "discount" (of the value of
