@@ -1,10 +1,12 @@
 """Replay buffers: what a table decides, and programs with actors and learners."""
 
 import collections
+import itertools
 import os
 import pickle
 import random
 import re
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -515,3 +517,36 @@ def test_checkpoints_keep_items_steps_and_counters(tmp_path: Path) -> None:
     assert infos[0] == infos[1]
     assert [each.size for each in infos[0].values()] == [10, 4, 0]
     assert infos[0]["steps"].steps == 6
+
+
+def _write(replay: rollouts.ReplayClient) -> None:
+    writer = replay.sequence_writer(4)
+    for step in itertools.count():
+        writer.append(step)
+        if lp.wait_for_stop(0):
+            return
+
+
+def _read(replay: rollouts.ReplayClient, path: Path) -> None:
+    for found in replay.samples(8):
+        assert (np.diff(found.items, axis=1) == 1).all()
+        path.write_text(str(found.items.max()))
+        if found.items.max() > 300:
+            lp.stop()
+
+
+@pytest.mark.slow
+def test_actors_and_learners_go_on_when_the_buffer_was_killed(
+    launch_program: ProgramLauncher, tmp_path: Path
+) -> None:
+    program = lp.Program("killed")
+    table = Table(max_size=50, samples_per_insert=8.0, error_buffer=32)
+    replay = program.add_node(rollouts.ReplayNode([table]), label="replay")
+    program.add_node(lp.PyNode(_write, replay), label="actor")
+    program.add_node(lp.PyNode(_read, replay, tmp_path / "seen"), label="learner")
+    running = launch_program(program, "test_mp", restart={"replay": "on_failure"})
+    poll_until((tmp_path / "seen").exists)
+    (pid,) = (each.pid for each in running.running.status() if each.name == "replay[0]")
+    assert int((tmp_path / "seen").read_text() or 0) < 300
+    os.kill(pid, signal.SIGKILL)
+    assert running.wait().restarts
