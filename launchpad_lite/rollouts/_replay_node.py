@@ -1,6 +1,8 @@
 """A replay buffer as a node: serves actors and learners."""
 
 import asyncio
+import bisect
+import itertools
 import pickle
 import threading
 import time
@@ -46,6 +48,16 @@ class ReplayCall(NamedTuple):
     wait_s: float
 
 
+class _Waiting(NamedTuple):
+    """A call that waits. They are in order of `since`."""
+
+    since: float
+    number: int
+    who: str
+    items: int
+    may_go: asyncio.Event
+
+
 class ReplayServer:
     """Keeps the tables. All its methods but `save` and `restore` are for its event loop."""
 
@@ -54,12 +66,11 @@ class ReplayServer:
 
         self._rules = {each.name: each for each in tables}
         self._tables = {name: ReplayTable(each) for name, each in self._rules.items()}
-        #: By table: is set, and replaced, when it changes.
-        self._changed = {name: asyncio.Event() for name in self._tables}
-        #: By table, the calls that wait: what for, who, and since when.
-        self._waits: dict[str, dict[object, tuple[str, str, float]]] = {
-            name: {} for name in self._tables
+        #: By table, the inserts and the samples that wait, the longest first.
+        self._queues: dict[str, dict[str, list[_Waiting]]] = {
+            name: {"insert": [], "sample": []} for name in self._tables
         }
+        self._numbers = itertools.count()
         #: Between the event loop and `save`, which has a thread of its own.
         self._lock = threading.Lock()
 
@@ -93,14 +104,15 @@ class ReplayServer:
     ) -> T | str:
         """Does something with a table until that has a result; returns this, or for what it waits."""
         table, began_at = self._tables[call.table], time.monotonic()
-        waits, me = self._waits[call.table], object()
-        waits[me] = what, call.who, began_at - call.waited_s
+        queue = self._queues[call.table][what]
+        since = began_at - call.waited_s
+        me = _Waiting(since, next(self._numbers), call.who, count, asyncio.Event())
+        bisect.insort(queue, me)
         try:
             while True:
-                changed = self._changed[call.table]
-                # Who waits longest is served first: a large batch is not held up by small ones.
-                same = [each for each in waits if waits[each][0] == what]
-                if me is min(same, key=lambda each: waits[each][2]):
+                me.may_go.clear()
+                # Who waits longest goes first: a large batch is not held up by small ones.
+                if queue[0] is me:
                     before = table.limiter.inserts, table.limiter.samples
                     with self._lock:
                         found = work(table, time.monotonic())
@@ -108,15 +120,16 @@ class ReplayServer:
                         self._wake(call.table)
                     if found:
                         return found
-                if not await is_set_by(changed, began_at + call.wait_s):
+                if not await is_set_by(me.may_go, began_at + call.wait_s):
                     return table.why(what, count, time.monotonic())
         finally:
-            del waits[me]
+            queue.remove(me)
             self._wake(call.table)
 
     def _wake(self, table: str) -> None:
-        self._changed[table].set()
-        self._changed[table] = asyncio.Event()
+        for queue in self._queues[table].values():
+            if queue:
+                queue[0].may_go.set()
 
     @courier.idempotent
     async def update_priorities(self, table: str, keys: "Ints", priorities: "Floats") -> int:
@@ -136,8 +149,9 @@ class ReplayServer:
                 table.limiter.inserts,
                 table.limiter.samples,
                 [
-                    f"{who} waits {now - since:.0f} s: {table.why(what, 1, now)}"
-                    for what, who, since in self._waits[name].values()
+                    f"{each.who} waits {now - each.since:.0f} s: {table.why(what, each.items, now)}"
+                    for what, queue in self._queues[name].items()
+                    for each in queue
                 ],
             )
             for name, table in self._tables.items()

@@ -448,12 +448,14 @@ class ReplayTable:
         rules, limiter, size = self._rules, self.limiter, len(self)
         other, at = "samples", self._sampled_at
         ratio = limiter.samples / max(1, limiter.inserts - rules.min_size + 1)
-        why = f"{rules.samples_per_insert} samples per insert wanted, {ratio:.1f} so far"
+        why = (
+            f"{float(rules.samples_per_insert or 0)} samples per insert wanted, {ratio:.1f} so far"
+        )
         if what == "sample":
             other, at = "inserts", self._inserted_at
             allowed = limiter.sampleable(size)
             if size < rules.min_size:
-                why = f"{rules.min_size} items wanted, {size} so far"
+                why = f"min_size={rules.min_size} items wanted, {size} so far"
             elif (left := self._sampleable()) < allowed:
                 why = f"{count} samples wanted, and max_times_sampled leaves {left}"
             else:

@@ -229,7 +229,7 @@ def test_who_waits_is_told_why_with_numbers() -> None:
     why = replay.why
     assert (
         why("sample", 1, 0.0)
-        == "table 'main': sample waits: 2 items wanted, 0 so far; nobody inserts yet"
+        == "table 'main': sample waits: min_size=2 items wanted, 0 so far; nobody inserts yet"
     )
     replay.insert(batch(range(9)), 5.0)
     assert len(replay) == 5
@@ -418,7 +418,8 @@ def test_sequences_share_steps_and_the_last_one_ends_with_the_episode() -> None:
 def test_a_deadline_names_the_limiter_and_info_says_who_waits() -> None:
     def work(replay: rollouts.ReplayClient) -> None:
         with pytest.raises(
-            TimeoutError, match=r"sample waits: 1 items wanted, 0 so far; nobody inserts yet"
+            TimeoutError,
+            match=r"sample waits: min_size=1 items wanted, 0 so far; nobody inserts yet",
         ):
             replay.sample(1, timeout_s=0.05)
         for item in range(5):
@@ -548,5 +549,6 @@ def test_actors_and_learners_go_on_when_the_buffer_was_killed(
     poll_until((tmp_path / "seen").exists)
     (pid,) = (each.pid for each in running.running.status() if each.name == "replay[0]")
     assert int((tmp_path / "seen").read_text() or 0) < 300
+    assert pid is not None
     os.kill(pid, signal.SIGKILL)
     assert running.wait().restarts
