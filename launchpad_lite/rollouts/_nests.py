@@ -1,4 +1,4 @@
-"""Nested values: dicts, lists and tuples of leaves. Their leaves, in one order, and how they differ."""
+"""Nested values, of dicts, lists and tuples: their leaves in one order, and how they differ."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +17,7 @@ def leaves(nest: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def map_leaves(function: Callable[[Any], Any], nest: Any) -> Any:
-    """Returns a nest with the results of a function, which gets the leaves in the order of `leaves`."""
+    """Returns a nest with the results of a function for each leaf, in the order of `leaves`."""
     if isinstance(nest, dict):
         return {name: map_leaves(function, nest[name]) for name in sorted(nest, key=repr)}
     if isinstance(nest, list | tuple):

@@ -102,7 +102,7 @@ class ReplayServer:
         count: int,
         work: "Callable[[ReplayTable, float], T | None]",
     ) -> T | str:
-        """Does something with a table until that has a result; returns this, or for what it waits."""
+        """Returns what a function of a table does at last; or for what it waits."""
         table, began_at = self._tables[call.table], time.monotonic()
         queue = self._queues[call.table][what]
         since = began_at - call.waited_s
@@ -158,7 +158,7 @@ class ReplayServer:
         }
 
     def save(self, folder: Path) -> None:
-        """Writes all tables. Calls go on meanwhile: rows that are being written stay as they are."""
+        """Writes all tables. Calls go on meanwhile: rows that it writes stay as they are."""
         for index, (name, table) in enumerate(self._tables.items()):
             with self._lock:
                 state = table.state()

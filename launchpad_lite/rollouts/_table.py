@@ -1,10 +1,10 @@
 """One table of a replay buffer: which items it keeps, which are sampled, and who has to wait.
 
-A state machine without I/O and without a clock: `now` is any clock that never goes back, in seconds.
-Not thread-safe. It imports numpy: only the running node loads this module.
+A state machine without I/O and without a clock: `now` is any clock that never goes back, in
+seconds. Not thread-safe. It imports numpy: only running nodes load this module.
 
-An item has arrays of its own, and refers to steps, which items share. Both are rows of large arrays, one
-for each leaf, so that a batch is written and read with one copy for each leaf.
+An item has arrays of its own, and refers to steps, which items share. Both are rows of large
+arrays, one for each leaf, so that a batch is written and read with one copy for each leaf.
 """
 
 import collections
@@ -77,7 +77,7 @@ class SampledItems(NamedTuple):
 
 
 class TableState(NamedTuple):
-    """A table. The leaves in `items` have more rows than it uses: those in `own_rows` and `step_rows`."""
+    """A table. Of the leaves in `items`, it uses the rows `own_rows` and `step_rows`."""
 
     items: InsertBatch
     own_rows: Ints
@@ -160,7 +160,7 @@ class OrderSelector:
 
 
 class WeightSelector:
-    """Chooses an item by its priority; with an exponent of 0, or if all priorities are 0, any one."""
+    """Chooses an item by its priority; any one, if the exponent or all priorities are 0."""
 
     def __init__(self, places: int, exponent: float, random: np.random.Generator) -> None:
         self._tree = SumTree(places)
@@ -391,8 +391,8 @@ class ReplayTable:
         if count > self._rules.largest_sample:
             raise ValueError(
                 f"table {self._rules.name!r}: a batch of {count} never comes: the table allows "
-                f"{self._rules.largest_sample:g} samples at once at most. Give it a larger error_buffer, "
-                "max_size or max_times_sampled"
+                f"{self._rules.largest_sample:g} samples at once at most. Give it a larger "
+                "error_buffer, max_size or max_times_sampled"
             )
         if self._sampleable() < count:
             return None
@@ -492,7 +492,7 @@ class ReplayTable:
         self._steps.let_go()
 
     def restore(self, state: TableState) -> None:
-        """Takes a state, whose leaves have only the rows in use; the oldest items that find no room go."""
+        """Takes a state, whose leaves have only the rows in use; the newest items, if not all fit."""
         if state.items.structure:
             last = slice(max(0, len(state.items.keys) - self._rules.max_size), None)
             slots = self._put(state.items, last)

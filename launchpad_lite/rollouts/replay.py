@@ -1,4 +1,4 @@
-"""Replay buffers: actors insert items, learners sample them. Terms are those of DeepMind's Reverb."""
+"""Replay buffers: actors insert items, learners sample them. Terms are those of Reverb."""
 
 import collections
 import contextlib
@@ -44,17 +44,17 @@ class Table:
     Attributes:
         name: Of the table.
         max_size: How many items it keeps.
-        sampler: Which item is sampled: "uniform": any; "prioritized": by its share in all priorities;
-            "fifo": the oldest; "lifo": the newest.
+        sampler: Which item is sampled: "uniform": any; "prioritized": by its share in all
+            priorities; "fifo": the oldest; "lifo": the newest.
         remover: Which item goes when a full table gets another one; as `sampler`.
         priority_exponent: Of priorities, as weights of "prioritized".
         max_times_sampled: An item goes when it was sampled so often; 0: it stays.
         min_size: Samples wait until there are so many items.
         samples_per_insert: How often an item is sampled on average: inserts wait for samples, and
             samples for inserts. None: nobody waits for that.
-        error_buffer: By how many samples the two may be off. A batch waits until the table allows all of
-            it, so it has at most twice as many. None: a tenth of the samples of `min_size` items,
-            or what the ratio needs at least.
+        error_buffer: By how many samples the two may be off. A batch waits until the table allows
+            all of it, so it has at most twice as many. None: a tenth of the samples of `min_size`
+            items, or what the ratio needs at least.
 
     Raises:
         ValueError: A value is out of its range, or samples or inserts could wait forever.
@@ -62,7 +62,12 @@ class Table:
     Example:
         table = rollouts.Table("main", max_size=100_000, sampler="prioritized", min_size=1000)
         queue = rollouts.Table(
-            "queue", max_size=64, sampler="fifo", max_times_sampled=1, samples_per_insert=1, error_buffer=64
+            "queue",
+            max_size=65,  # inserts wait before it is full
+            sampler="fifo",
+            max_times_sampled=1,
+            samples_per_insert=1,
+            error_buffer=64,
         )
     """
 
@@ -276,7 +281,7 @@ class _ItemStream:
 class ReplayClient:
     """A replay buffer, seen from any node: what its handle becomes. Thread-safe.
 
-    A buffer that is lost is called again until it is back; what it had sampled for a lost call is lost.
+    A buffer that is lost is called again until it is back; a batch that was on its way is lost.
     An item is inserted once, also if the connection breaks meanwhile.
 
     Example:
@@ -400,11 +405,11 @@ class ReplayClient:
         batch_size: int = 1,
         timeout_s: float | None = None,
     ) -> "SequenceWriter":
-        """Returns a writer of items that are so many steps in a row; one begins every `period` steps.
+        """Returns a writer of items that are several steps in a row.
 
         Args:
             length: Steps of an item.
-            period: Steps between the beginnings of two items; items overlap if it is below `length`.
+            period: Steps between the beginnings of two items; below `length`, items overlap.
             table: Where to.
             batch_size: Items that are sent at once.
             timeout_s: Seconds that each call waits for the limiter; None: without limit.
@@ -626,8 +631,8 @@ class _StepWriter:
 class SequenceWriter(_StepWriter):
     """Writes items that are several steps in a row. For one thread.
 
-    Items share their steps: each step is sent and kept once. An episode that is shorter than an item
-    gives none.
+    Items share their steps: each step is sent and kept once. An episode that is shorter than an
+    item gives none.
 
     Example:
         writer = replay.sequence_writer(length=20, period=10)
@@ -675,8 +680,8 @@ class NStepWriter(_StepWriter):
     """Writes transitions over n steps. For one thread.
 
     An item has "observation", "action", "reward" (the discounted sum), "discount" (of the value of
-    the next observation; 0 if the episode has terminated before), and "next_observation". Items share
-    observations: each is sent and kept once.
+    the next observation; 0 if the episode has terminated before), and "next_observation". Items
+    share observations: each is sent and kept once.
 
     Example:
         writer = replay.n_step_writer(3, discount=0.99)
@@ -783,11 +788,11 @@ class ReplayHandle(lp.CourierHandle[ReplayClient]):
 class ReplayNode(lp.CourierNode[ReplayClient]):
     """A replay buffer in numpy: tables of items that actors insert and learners sample.
 
-    It serves until the program stops, and asks for the program's secret, as all nodes that can be called.
-    With `checkpoints=`, its tables are saved and restored.
+    It serves until the program stops, and asks for the program's secret, as all nodes that can be
+    called. With `checkpoints=`, its tables are saved and restored.
 
     Example:
-        table = rollouts.Table("main", max_size=100_000, sampler="prioritized", samples_per_insert=8)
+        table = rollouts.Table("main", max_size=100_000, sampler="prioritized")
         replay = program.add_node(rollouts.ReplayNode([table]), label="replay")
         program.add_node(lp.CourierNode(Learner, replay), label="learner")  # gets a ReplayClient
     """

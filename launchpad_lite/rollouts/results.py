@@ -1,4 +1,4 @@
-"""What a trainer gets: batches, their groups and rollouts; and how far all is, replay tables too."""
+"""What a trainer gets: batches, their groups and rollouts; and how far all is, and tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
