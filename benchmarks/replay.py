@@ -22,6 +22,7 @@ from launchpad_lite import rollouts
 
 _SIZE, _INSERTED, _SAMPLED = 4096, 32, 256
 _FRAMES = (84, 84, 4)
+_STEP_S = 0.002
 
 
 def transitions(count: int) -> dict[str, Any]:
@@ -41,17 +42,27 @@ def rate(call: Callable[[], object], items: int, seconds: float) -> float:
     return calls * items / (time.perf_counter() - began_at)
 
 
+def learn(batches: Iterator[Any], seconds: float) -> float:
+    """Returns how many samples per second a learner gets that works for a while with each batch."""
+
+    def step() -> None:
+        next(batches)
+        time.sleep(_STEP_S)
+
+    return rate(step, _SAMPLED, seconds)
+
+
 def measure_node(replay: rollouts.ReplayClient, seconds: float, sampler: str) -> None:
     """Measures a `ReplayNode`, in another process."""
     batch, one = transitions(_INSERTED), {key: leaf[0] for key, leaf in transitions(1).items()}
     singly = rate(lambda: replay.insert(one), 1, seconds)
     inserts = rate(lambda: replay.insert_many(batch), _INSERTED, seconds)
     samples = rate(lambda: replay.sample(_SAMPLED), _SAMPLED, seconds)
-    following: Iterator[Any] = replay.samples(_SAMPLED, ahead=2)
-    ahead = rate(lambda: next(following), _SAMPLED, seconds)
+    waiting, ahead = (learn(replay.samples(_SAMPLED, ahead=n), seconds) for n in (0, 1))
     print(
         f"ReplayNode, {sampler}: {singly:,.0f} inserts/s singly, {inserts:,.0f} in batches, "
-        f"{samples:,.0f} samples/s, {ahead:,.0f} ahead",
+        f"{samples:,.0f} samples/s; with {_STEP_S * 1e3:g} ms of work for each batch, "
+        f"{waiting:,.0f}/s, and {ahead:,.0f}/s ahead",
         flush=True,
     )
 
