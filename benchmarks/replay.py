@@ -2,8 +2,8 @@
 
     python -m benchmarks.replay --seconds=3
 
-Transitions are two frames of 84x84x4 uint8, an action and a reward, in batches of 32 inserts and 256
-samples. Beside it: a list of a `multiprocessing.Manager` with the same; and Reverb, if that is
+Transitions are two frames of 84x84x4 uint8, an action and a reward, in batches of 32 inserts and
+256 samples. Beside it: a list of a `multiprocessing.Manager` with the same; and Reverb, if that is
 installed. Each is measured alone: first inserts, then samples.
 """
 

@@ -481,8 +481,8 @@ class ReplayClient:
         Args:
             batch_size: As for `sample`.
             table: As for `sample`.
-            ahead: Batches to sample ahead. Measured: more than one costs more than it gives, unless the
-                time between batches varies.
+            ahead: Batches to sample ahead. More than one helps where the work on batches takes
+                different times; each one needs memory.
             timeout_s: As for `sample`, for each batch.
 
         Raises:
