@@ -180,6 +180,8 @@ def test_a_call_that_begins_as_its_server_leaves_goes_to_the_next_one(
         reader.join()
         raise NothingSentError("broken pipe")
 
+    # The quick way looks at the connection first, and does not take it if it sees the end.
+    monkeypatch.setattr(Link, "ask", lambda *_: None)
     # As if nobody had looked at the connection since its server left.
     monkeypatch.setattr(Link, "refresh", lambda _: True)
     monkeypatch.setattr(Link, "begin", note_begin)
