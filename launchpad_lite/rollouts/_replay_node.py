@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import courier
+import launchpad_lite as lp
 from launchpad_lite.rollouts._buffer_node import is_set_by
 from launchpad_lite.rollouts.results import TableInfo
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: Seconds for which a caller that asks again keeps its place.
+_PLACE_S = 0.5
 #: Rows of an array that are written at a time.
 _BLOCK = 1024
 
@@ -37,12 +40,14 @@ class ReplayCall(NamedTuple):
 
     Attributes:
         table: Its name.
+        token: Names what waits, also in the calls that ask again.
         who: The node that calls.
         waited_s: Seconds for which it has waited already.
         wait_s: Seconds after which it wants an answer.
     """
 
     table: str
+    token: int
     who: str
     waited_s: float
     wait_s: float
@@ -53,6 +58,7 @@ class _Waiting(NamedTuple):
 
     since: float
     number: int
+    token: int
     who: str
     items: int
     may_go: asyncio.Event
@@ -65,7 +71,8 @@ class ReplayServer:
         from launchpad_lite.rollouts._table import ReplayTable
 
         self._rules = {each.name: each for each in tables}
-        self._tables = {name: ReplayTable(each) for name, each in self._rules.items()}
+        seed = lp.current_node().seed
+        self._tables = {name: ReplayTable(each, seed) for name, each in self._rules.items()}
         #: By table, the inserts and the samples that wait, the longest first.
         self._queues: dict[str, dict[str, list[_Waiting]]] = {
             name: {"insert": [], "sample": []} for name in self._tables
@@ -106,8 +113,12 @@ class ReplayServer:
         table, began_at = self._tables[call.table], time.monotonic()
         queue = self._queues[call.table][what]
         since = began_at - call.waited_s
-        me = _Waiting(since, next(self._numbers), call.who, count, asyncio.Event())
+        for before_poll in [each for each in queue if each.token == call.token]:
+            queue.remove(before_poll)
+        number = next(self._numbers)
+        me = _Waiting(since, number, call.token, call.who, count, asyncio.Event())
         bisect.insort(queue, me)
+        keeps_place = False
         try:
             while True:
                 me.may_go.clear()
@@ -121,10 +132,19 @@ class ReplayServer:
                     if found:
                         return found
                 if not await is_set_by(me.may_go, began_at + call.wait_s):
+                    keeps_place = call.wait_s >= _PLACE_S
                     return table.why(what, count, time.monotonic())
         finally:
+            if keeps_place:  # the caller is about to ask again
+                loop = asyncio.get_running_loop()
+                loop.call_later(_PLACE_S, self._leave, call.table, queue, me)
+            else:
+                self._leave(call.table, queue, me)
+
+    def _leave(self, table: str, queue: list[_Waiting], me: _Waiting) -> None:
+        if me in queue:
             queue.remove(me)
-            self._wake(call.table)
+        self._wake(table)
 
     def _wake(self, table: str) -> None:
         for queue in self._queues[table].values():
@@ -180,7 +200,7 @@ def _write(folder: Path, name: str, state: "TableState") -> None:
     folder.mkdir()
     items, rows = state.items, (state.own_rows, state.step_rows)
     kinds = [
-        [(leaf.dtype.str, leaf.shape[1:]) for leaf in leaves] for leaves in (items.own, items.steps)
+        [(leaf.dtype, leaf.shape[1:]) for leaf in leaves] for leaves in (items.own, items.steps)
     ]
     plain = (tuple(items._replace(own=(), steps=())), *state[1:])
     (folder / "state").write_bytes(pickle.dumps((name, plain, kinds)))
@@ -198,7 +218,10 @@ def _read(folder: Path) -> "tuple[str, TableState]":
 
     def read(part: int, count: int) -> "Leaves":
         files = [(folder / f"{part}.{index}", *kind) for index, kind in enumerate(kinds[part])]
-        return [np.fromfile(file, dtype).reshape(count, *shape) for file, dtype, shape in files]
+        return [
+            np.fromfile(file, np.uint8).view(dtype).reshape(count, *shape)
+            for file, dtype, shape in files
+        ]
 
     name, plain, kinds = pickle.loads((folder / "state").read_bytes())
     state = TableState(InsertBatch(*plain[0]), *plain[1:])

@@ -27,6 +27,10 @@ Leaves = Sequence[npt.NDArray[Any]]
 
 #: Bytes of an array for which there is room from the beginning.
 _FIRST_BYTES = 1 << 30
+#: Weights are so large at most, so that the sum of all is finite.
+_MOST_WEIGHT = 1e200
+#: Streams of items whose numbers are known, so that nothing is inserted twice.
+_MOST_STREAMS = 10_000
 #: Of rounding.
 _EPSILON = 1e-9
 
@@ -86,6 +90,7 @@ class TableState(NamedTuple):
     next_of: dict[int, int]
     inserts: int
     samples: int
+    lost: float
 
 
 class SumTree:
@@ -192,13 +197,16 @@ class RateLimiter:
     def __init__(self, rules: "Table") -> None:
         self._rules = rules
         self.inserts = self.samples = 0
+        #: Samples that items did not get before they were removed.
+        self.lost = 0.0
 
     def insertable(self, size: int) -> float:
         """Returns how many items may be inserted where there are `size`."""
         rules = self._rules
         if rules.samples_per_insert is None:
             return math.inf
-        most = (rules.most_ahead + self.samples) / rules.samples_per_insert - self.inserts
+        gone = self.samples + self.lost
+        most = (rules.most_ahead + gone) / rules.samples_per_insert - self.inserts
         return max(rules.min_size - size, math.floor(most + _EPSILON))
 
     def sampleable(self, size: int) -> float:
@@ -208,7 +216,7 @@ class RateLimiter:
             return 0
         if rules.samples_per_insert is None:
             return math.inf
-        ahead = self.inserts * rules.samples_per_insert - self.samples
+        ahead = self.inserts * rules.samples_per_insert - self.samples - self.lost
         return math.floor(ahead - rules.least_ahead + _EPSILON)
 
 
@@ -265,6 +273,7 @@ class ReplayTable:
         self.limiter = RateLimiter(rules)
         random, size = np.random.default_rng(seed), rules.max_size
         exponents = {"uniform": 0.0, "prioritized": rules.priority_exponent}
+        self._exponent = max(exponents.get(kind, 0.0) for kind in (rules.sampler, rules.remover))
         self._sampler, self._remover = (
             WeightSelector(size, exponents[kind], random)
             if kind in exponents
@@ -302,10 +311,10 @@ class ReplayTable:
 
         Raises:
             ItemError: They have another structure than those before.
-            ValueError: A priority is negative or not finite.
+            ValueError: A priority is negative or too large.
             MissingStepsError: A step is neither here nor in the batch.
         """
-        _check(batch.priorities)
+        self._check(batch.priorities)
         if self._structure and batch.structure != self._structure:
             raise ItemError(
                 f"table {self._rules.name!r}: an item has another structure than the first one: "
@@ -319,7 +328,10 @@ class ReplayTable:
                 return False
             self._put(batch, slice(done, done + count))
             done += count
+            self._next_of.pop(batch.stream, None)  # the last one of the dict is the latest
             self._next_of[batch.stream] = batch.first + done
+            if len(self._next_of) > _MOST_STREAMS:
+                del self._next_of[next(iter(self._next_of))]
             self.limiter.inserts += count
             self._inserted_at = now
         return True
@@ -329,12 +341,18 @@ class ReplayTable:
         steps = self._use_steps(batch, part)
         keys, priorities = batch.keys[part], batch.priorities[part]
         while (surplus := len(self) + len(keys) - self._rules.max_size) > 0:
-            self._remove(np.unique(self._remover.choose(surplus, self._is_used)[0]))
+            removed = np.unique(self._remover.choose(surplus, self._is_used)[0])
+            if self._rules.max_times_sampled:  # the samples that they do not get are not waited for
+                spi = self._rules.samples_per_insert or 0.0
+                missing = np.maximum(0.0, spi - self._times_sampled[removed])
+                self.limiter.lost += float(missing.sum())
+            self._remove(removed)
+        own = self._own.put([leaf[part] for leaf in batch.own], len(keys))
         slots = np.array([self._free.pop() for _ in keys], np.int64)
         self._slot_of.update(zip(keys.tolist(), slots.tolist(), strict=True))
         self._keys[slots] = keys
         self._times_sampled[slots] = 0
-        self._own_of[slots] = self._own.put([leaf[part] for leaf in batch.own], len(keys))
+        self._own_of[slots] = own
         self._is_used[slots] = 1
         self._priorities[slots] = priorities
         self._left[slots] = self._rules.max_times_sampled or np.iinfo(np.int64).max
@@ -435,7 +453,7 @@ class ReplayTable:
         Raises:
             ValueError: A priority is negative or not finite.
         """
-        _check(priorities)
+        self._check(priorities)
         slots = np.array([self._slot_of.get(key, -1) for key in keys.tolist()], np.int64)
         slots, priorities = slots[slots >= 0], priorities[slots >= 0]
         self._priorities[slots] = priorities
@@ -467,7 +485,7 @@ class ReplayTable:
         """Returns all that it has. The rows in use stay as they are until `let_go`."""
         slots = np.array(list(self._slot_of.values()), np.int64)
         steps = self._steps_of[slots]
-        step_rows = np.unique(steps)
+        step_rows = np.flatnonzero(self._uses)
         items = InsertBatch(
             0,
             0,
@@ -480,7 +498,7 @@ class ReplayTable:
             self._step_keys[step_rows],
             self._steps.keep(),
         )
-        counts = self.limiter.inserts, self.limiter.samples
+        counts = self.limiter.inserts, self.limiter.samples, self.limiter.lost
         times = self._times_sampled[slots]
         return TableState(
             items, self._own_of[slots], step_rows, times, dict(self._next_of), *counts
@@ -501,12 +519,18 @@ class ReplayTable:
                 self._left[slots] = np.maximum(1, self._left[slots] - state.times_sampled[last])
         self._next_of = state.next_of
         self.limiter.inserts, self.limiter.samples = state.inserts, state.samples
+        self.limiter.lost = state.lost
 
-
-def _check(priorities: Floats) -> None:
-    bad = priorities[~(np.isfinite(priorities) & (priorities >= 0))]
-    if len(bad):
-        raise ValueError(f"a priority is finite and at least 0, not {bad[0]}")
+    def _check(self, priorities: Floats) -> None:
+        """Refuses priorities that are negative, or whose weight is too large for a sum."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            is_good = (priorities >= 0) & (priorities**self._exponent <= _MOST_WEIGHT)
+        bad = priorities[~(is_good & np.isfinite(priorities))]
+        if len(bad):
+            raise ValueError(
+                f"a priority is at least 0, finite, and to the power of {self._exponent:g} at most "
+                f"{_MOST_WEIGHT:g}; not {bad[0]}"
+            )
 
 
 def _times_before(slots: Ints) -> Ints:

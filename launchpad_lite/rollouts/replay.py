@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import courier
 import launchpad_lite as lp
 from launchpad_lite.rollouts._nests import difference, kind_of, leaves, map_leaves
+from launchpad_lite.rollouts._numbers import check_number
 from launchpad_lite.rollouts._replay_node import ReplayCall, ReplayServer
 from launchpad_lite.rollouts.errors import ItemError, ReplayTimeoutError, UnknownTableError
 from launchpad_lite.rollouts.results import TableInfo
@@ -88,19 +89,15 @@ class Table:
         if self.error_buffer is None:
             buffer = max(2 * max(1.0, ratio), 0.1 * ratio * self.min_size)
             object.__setattr__(self, "error_buffer", buffer)
+        for name, lowest in (("max_size", 1), ("max_times_sampled", 0), ("min_size", 1)):
+            check_number(f"Table {self.name!r}: {name}", getattr(self, name), lowest)
         buffer = self.error_buffer or 0.0
         least = 2 * max(1.0, ratio)
         for name, is_good, wanted in (
             ("sampler", self.sampler in kinds, f"one of {kinds}"),
             ("remover", self.remover in kinds, f"one of {kinds}"),
-            ("max_size", self.max_size >= 1, "at least 1"),
             ("priority_exponent", 0 <= self.priority_exponent < math.inf, "finite and at least 0"),
-            ("max_times_sampled", self.max_times_sampled >= 0, "at least 0"),
-            (
-                "min_size",
-                1 <= self.min_size <= self.max_size,
-                f"between 1 and max_size={self.max_size}",
-            ),
+            ("min_size", self.min_size <= self.max_size, f"at most max_size={self.max_size}"),
             ("samples_per_insert", 0 < ratio < math.inf, "finite and above 0, or None"),
             ("error_buffer", buffer >= least, f"at least {least:g}: all could wait forever"),
             (
@@ -169,6 +166,7 @@ class _Patience:
 
     def __init__(self, table: str, who: str, timeout_s: float | None) -> None:
         self._table, self._who = table, who
+        self._token = secrets.randbits(62)
         self._began_at = self._said_at = time.monotonic()
         self._timeout_s = math.inf if timeout_s is None else timeout_s
 
@@ -176,10 +174,14 @@ class _Patience:
         """Returns who calls, and how long it waits."""
         waited_s = time.monotonic() - self._began_at
         wait_s = max(0.0, min(_POLL_S, self._timeout_s - waited_s))
-        return ReplayCall(self._table, self._who, waited_s, wait_s)
+        return ReplayCall(self._table, self._token, self._who, waited_s, wait_s)
 
-    def result(self, ask: Callable[[], Any]) -> Any:
-        """Returns a result; a text says for what it waits.
+    def left_s(self) -> float:
+        """Returns the seconds to wait for a lock; -1: without limit."""
+        return -1 if math.isinf(self._timeout_s) else self._timeout_s
+
+    def result(self, ask: Callable[[], Any], *, is_own: bool = True) -> Any:
+        """Returns a result; a text says for what it waits. `is_own`: it was asked by `call`.
 
         Raises:
             ReplayTimeoutError: It has waited too long.
@@ -197,7 +199,7 @@ class _Patience:
         with contextlib.suppress(lp.NoProgramError):  # in a thread of the user's own
             lp.heartbeat()  # a node that waits is not hung
         now = time.monotonic()
-        if now - self._began_at >= self._timeout_s:
+        if is_own and now - self._began_at >= self._timeout_s:
             raise ReplayTimeoutError(found)
         if now - self._said_at >= _LATE_S:
             self._said_at = now
@@ -246,7 +248,12 @@ class _ItemStream:
 
         from launchpad_lite.rollouts._table import InsertBatch, MissingStepsError
 
-        with self._lock:
+        patience = _Patience(self._table, self._who, timeout_s)
+        if not self._lock.acquire(timeout=patience.left_s()):
+            raise ReplayTimeoutError(
+                f"table {self._table!r}: another thread of {self._who} inserts for {timeout_s} s"
+            )
+        try:
             count = len(priorities)
             keys = self.key + self._number + np.arange(count)
             packed = courier.dumps(skeleton)
@@ -261,7 +268,6 @@ class _ItemStream:
                 steps_of,
                 *steps(False),
             )
-            patience = _Patience(self._table, self._who, timeout_s)
 
             def insert() -> str:
                 return cast("str", self._node.insert(patience.call(), sent))
@@ -276,6 +282,8 @@ class _ItemStream:
                         sent = sent._replace(step_keys=step_keys, steps=rows)
             finally:
                 self._number += count
+        finally:
+            self._lock.release()
 
 
 class ReplayClient:
@@ -377,17 +385,23 @@ class ReplayClient:
 
         stream = self._streams[self._known(table)]
         found = _arrays(items, "item")
-        counts = {leaf.shape[0] if leaf.ndim else None for leaf in found.values()}
+        for where, leaf in found.items():
+            if not leaf.ndim:
+                raise ItemError(f"insert_many: {where} is no array with the items along an axis")
+        counts = {leaf.shape[0] for leaf in found.values()}
         count = counts.pop()
-        if counts or count is None:
+        if counts:
             raise ItemError(
                 "insert_many: arrays do not have equally many items in their first axis"
             )
+        weights = np.asarray(priorities, float)
+        if weights.shape not in ((), (count,)):
+            raise ValueError(f"priorities have the shape {weights.shape} for {count} items")
         if count:
-            weights = np.ascontiguousarray(np.broadcast_to(np.asarray(priorities, float), count))
+            weights = np.ascontiguousarray(np.broadcast_to(weights, count))
             none = np.zeros(0, int)
             stream.send(
-                {where: kind_of(leaf[0]) for where, leaf in found.items()},
+                {where: _kind_of_rows(leaf) for where, leaf in found.items()},
                 (_numbered(items, 0), False),
                 weights,
                 list(found.values()),
@@ -491,28 +505,35 @@ class ReplayClient:
             ReplayTimeoutError: While it is read: as for `sample`.
         """
         self._known(table)
-        if batch_size < 1 or ahead < 0:
-            raise ValueError(f"batch_size is at least 1, and ahead 0; not {batch_size} and {ahead}")
+        check_number("batch_size", batch_size, 1)
+        check_number("ahead", ahead, 0)
         return self._read(batch_size, table, ahead, timeout_s)
 
     def _read(
         self, batch_size: int, table: str, ahead: int, timeout_s: float | None
     ) -> Iterator[ReplayBatch]:
-        asked: collections.deque[Any] = collections.deque()
+        #: With whose patience each was asked.
+        asked: collections.deque[tuple[_Patience, Any]] = collections.deque()
         try:
             while True:
                 patience = _Patience(table, self._who, timeout_s)
-                while len(asked) <= ahead:
-                    asked.append(self._node.futures.sample(patience.call(), batch_size))
-                while isinstance(found := patience.result(asked.popleft().result), str):
-                    # At the end, as at the node, which serves the first one first.
-                    asked.append(self._node.futures.sample(patience.call(), batch_size))
+
+                def ask(patience: _Patience = patience) -> None:
+                    call = self._node.futures.sample(patience.call(), batch_size)
+                    asked.append((patience, call))
+
+                found: Any = ""
+                while isinstance(found, str):
+                    while len(asked) <= ahead:
+                        ask()
+                    owner, call = asked.popleft()
+                    found = patience.result(call.result, is_own=owner is patience)
                 yield _batch(found)
                 if _is_to_stop():
                     return
         finally:
-            for each in asked:
-                each.cancel()
+            for _, call in asked:
+                call.cancel()
 
     def update_priorities(self, keys: Any, priorities: Any, *, table: str = "main") -> int:
         """Changes the priorities of items; returns of how many, because others may be gone.
@@ -549,10 +570,8 @@ class _StepWriter:
 
     def __init__(self, stream: _ItemStream, options: _WriterOptions, least: int) -> None:
         self._options = options
-        if least < 1 or options.batch_size < 1:
-            raise ValueError(
-                f"a writer takes numbers of at least 1, not {min(least, options.batch_size)}"
-            )
+        for number in (least, options.batch_size):
+            check_number("a number of a writer", number, 1)
         self._stream = stream
         self._items: list[tuple[Sequence[Any], Sequence[int], float]] = []
         #: Of steps, and of what items have of their own.
@@ -584,7 +603,11 @@ class _StepWriter:
         keys: Sequence[int],
         priority: float,
     ) -> None:
+        if not 0 <= priority < math.inf:
+            raise ValueError(f"a priority is at least 0 and finite, not {priority!r}")
         self._items.append((own, keys, priority))
+
+    def _flush_if_full(self) -> None:
         if len(self._items) >= self._options.batch_size:
             self.flush()
 
@@ -663,6 +686,7 @@ class SequenceWriter(_StepWriter):
         if not self._until_item:
             self._until_item = self._period
             self._add_item((), self._window, priority)
+            self._flush_if_full()
 
     def end_episode(self, priority: float = 1.0) -> None:
         """Inserts the last steps of an episode if no item has them, and sends all.
@@ -672,9 +696,11 @@ class SequenceWriter(_StepWriter):
         """
         if len(self._window) == self._length and self._until_item < self._period:
             self._add_item((), self._window, priority)
-        self.flush()
         self._window, self._until_item = [], self._length
-        self._forget(self._next_key)
+        try:
+            self.flush()
+        finally:
+            self._forget(self._next_key)
 
 
 class NStepWriter(_StepWriter):
@@ -718,11 +744,14 @@ class NStepWriter(_StepWriter):
         """
         import numpy as np
 
+        for what, nest in (("action", action), ("reward", reward)):
+            _arrays(nest, f"item[{what!r}]")
         key = self._add_step(observation, _OBSERVATION)
+        self._nest = map_leaves(lambda _: 0, observation)
         if len(self._window) == self._n:
             self._complete(key, 1.0, priority)
-        self._nest = map_leaves(lambda _: 0, observation)
         self._window.append((key, map_leaves(np.array, action), np.array(reward)))
+        self._flush_if_full()
 
     def end_episode(
         self,
@@ -741,8 +770,10 @@ class NStepWriter(_StepWriter):
         key = self._add_step(observation, _OBSERVATION)
         while self._window:
             self._complete(key, 0.0 if terminated else 1.0, priority)
-        self.flush()
-        self._forget(self._next_key)
+        try:
+            self.flush()
+        finally:
+            self._forget(self._next_key)
 
     def _complete(self, end: int, value: float, priority: float) -> None:
         import numpy as np
@@ -832,6 +863,10 @@ def _arrays(nest: Any, path: str) -> "dict[str, npt.NDArray[Any]]":
     if not found:
         raise ItemError(f"{path} has no arrays")
     return found
+
+
+def _kind_of_rows(leaf: "npt.NDArray[Any]") -> str:
+    return f"{leaf.dtype} of shape {leaf.shape[1:]}"
 
 
 def _numbered(nest: Any, first: int) -> Any:

@@ -13,6 +13,7 @@ import launchpad_lite as lp
 from launchpad_lite.rollouts._buffer import BufferRules, HandedBatch
 from launchpad_lite.rollouts._buffer_node import BufferNode, PromptUse, UnknownSessionError
 from launchpad_lite.rollouts._generating import GeneratorNode
+from launchpad_lite.rollouts._numbers import check_number
 from launchpad_lite.rollouts._patience import SILENT_S, call_patiently
 from launchpad_lite.rollouts.errors import RolloutsError
 from launchpad_lite.rollouts.results import (
@@ -112,7 +113,7 @@ class RolloutsClient:
             PromptsFailedError: While it is read: one prompt after another fails.
             TrainerReplacedError: While it is read: another trainer has begun.
         """
-        _check_number("batches: groups", groups, 1)
+        check_number("batches: groups", groups, 1)
         if not self._version:
             raise RolloutsError(
                 "publish the first weights before batches(): generators wait for them"
@@ -280,7 +281,7 @@ class Rollouts:
             ("max_attempts", max_attempts, 1),
             ("max_losses", max_losses, 0),
         ):
-            _check_number(f"Rollouts: {name}", number, lowest)
+            check_number(f"Rollouts: {name}", number, lowest)
         if least > group_size:
             raise ValueError(f"Rollouts: min_group_size is at most {group_size}, not {least}")
         if when_stale not in ("pace", "discard"):
@@ -330,8 +331,8 @@ class Rollouts:
             ValueError: A number is below 1, or the program has such a group.
             TypeError: `generator` is no class, or a number is none.
         """
-        _check_number("Rollouts: generators", generators, 1)
-        _check_number("Rollouts: threads", threads, 1)
+        check_number("Rollouts: generators", generators, 1)
+        check_number("Rollouts: threads", threads, 1)
         made = generator if isinstance(generator, lp.Deferred) else lp.Deferred(generator)
         if not callable(getattr(made.constructor, "generate", None)):
             raise TypeError(f"{made.constructor!r} has no generate(prompt, weights)")
@@ -351,10 +352,3 @@ class Rollouts:
         handle = RolloutsHandle(RolloutsClient, self._prompts, buffer, weights)
         handle.weights = weights
         return handle
-
-
-def _check_number(name: str, number: object, lowest: int) -> None:
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"{name} is a whole number, not {number!r}")
-    if number < lowest:
-        raise ValueError(f"{name} is at least {lowest}, not {number}")

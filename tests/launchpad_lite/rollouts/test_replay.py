@@ -134,9 +134,9 @@ def test_priorities_change_in_batches_and_those_of_lost_items_do_not_matter() ->
     assert replay.update_priorities(np.array([0, 1, 3, 77]), np.array([0.0, 0.0, 0.0, 9.0])) == 3
     assert set(sampled(replay, 100).keys.tolist()) == {2}
     for bad in (-1.0, np.nan, np.inf):
-        with pytest.raises(ValueError, match=f"at least 0, not {bad}"):
+        with pytest.raises(ValueError, match=f"at least 0, finite, .*; not {bad}"):
             replay.update_priorities(np.array([2]), np.array([bad]))
-        with pytest.raises(ValueError, match=f"at least 0, not {bad}"):
+        with pytest.raises(ValueError, match=f"at least 0, finite, .*; not {bad}"):
             replay.insert(batch([9], [bad]), 0.0)
     assert len(replay) == 4
 
@@ -213,6 +213,29 @@ def test_a_limiter_keeps_inserts_and_samples_within_its_buffer() -> None:
                     size >= min_size and ahead - count >= ratio * min_size - buffer
                 )
     assert blocked > _SEEDS
+
+
+@pytest.mark.parametrize("seed", range(_SEEDS))
+def test_inserts_and_samples_never_both_wait(seed: int) -> None:
+    rng = random.Random(seed)
+    ratio = rng.choice([0.5, 1.0, 3.0, 8.0])
+    rules = Table(
+        max_size=rng.randint(1, 20),
+        sampler=rng.choice(["uniform", "prioritized", "fifo", "lifo"]),
+        remover=rng.choice(["uniform", "prioritized", "fifo", "lifo"]),
+        max_times_sampled=rng.choice([0, 8, 9]),
+        samples_per_insert=ratio,
+        error_buffer=2 * max(1.0, ratio) + rng.randint(0, 20),
+    )
+    replay, key = ReplayTable(rules, seed), 0
+    count = int(min(rules.largest_sample, rng.randint(1, 30)))
+    for _ in range(500):
+        is_sampled = rng.random() < 0.5 and replay.sample(count, 0.0) is not None
+        if not is_sampled:
+            if not replay.insert(batch([key]), 0.0):
+                assert replay.sample(count, 0.0) is not None
+            else:
+                key += 1
 
 
 def test_a_limiter_lets_a_part_of_a_batch_in_and_the_rest_later() -> None:
@@ -312,7 +335,7 @@ def test_any_order_of_inserts_and_removals_keeps_items_with_their_steps() -> Non
     ("options", "message"),
     [
         ({"max_size": 0}, "max_size is at least 1, not 0"),
-        ({"min_size": 11}, "min_size is between 1 and max_size=10, not 11"),
+        ({"min_size": 11}, "min_size is at most max_size=10, not 11"),
         ({"sampler": "best"}, r"sampler is one of .*'uniform'.*, not 'best'"),
         ({"remover": "best"}, "remover is one of"),
         ({"max_times_sampled": -1}, "max_times_sampled is at least 0"),
@@ -365,12 +388,24 @@ def test_items_are_nests_and_another_structure_is_refused_with_its_place() -> No
                 replay.insert(item)
         with pytest.raises(rollouts.ItemError, match="equally many"):
             replay.insert_many({"a": np.ones(4), "b": np.ones(3)})
-        with pytest.raises(rollouts.UnknownTableError, match="'other'; there are 'main'"):
+        with pytest.raises(
+            rollouts.ItemError, match=r"item\['a'\]\[0\] is no array with the items"
+        ):
+            replay.insert_many({"a": [1, 2]})
+        for wrong in (1e300, -1.0):
+            with pytest.raises(ValueError, match="a priority is at least 0"):
+                replay.insert(1, wrong, table="strings")
+        replay.insert_many(np.array(["bb", "a"]), table="strings")
+        with pytest.raises(rollouts.ItemError, match=r"item is <U8 of shape .*, and was <U2"):
+            replay.insert_many(np.array(["x", "yyyyyyyy"]), table="strings")
+        with pytest.raises(
+            rollouts.UnknownTableError, match="'other'; there are 'main', 'strings'"
+        ):
             replay.sample(1, table="other")
         with pytest.raises(ValueError, match="shape"):
             replay.update_priorities([1, 2], [1.0])
 
-    run(work, Table(max_size=10))
+    run(work, Table(max_size=10), Table("strings", max_size=10, sampler="prioritized"))
 
 
 def test_n_step_items_have_discounted_rewards_and_share_observations() -> None:
@@ -391,6 +426,42 @@ def test_n_step_items_have_discounted_rewards_and_share_observations() -> None:
         assert items["discount"].tolist() == ended + cut_off
 
     run(work, Table(max_size=100, sampler="fifo", max_times_sampled=1))
+
+
+def test_what_found_no_room_in_time_does_not_mix_episodes() -> None:
+    def work(replay: rollouts.ReplayClient) -> None:
+        writer = replay.n_step_writer(2, timeout_s=0.05)
+        rows = replay.sequence_writer(2, period=1, table="rows", timeout_s=0.05)
+        late = 0
+        for episode in (100, 200):
+            for step in range(episode, episode + 8):
+                for write in (
+                    lambda at=step: writer.append(at, 0, 1.0),
+                    lambda at=step: rows.append(at),
+                ):
+                    try:
+                        write()
+                    except rollouts.ReplayTimeoutError:
+                        late += 1
+            for end in (lambda at=episode + 8: writer.end_episode(at), rows.end_episode):
+                try:
+                    end()
+                except rollouts.ReplayTimeoutError:
+                    late += 1
+            replay.sample(4)
+            replay.sample(4, table="rows")
+        assert late
+        for name in ("main", "rows"):
+            size = replay.info()[name].size
+            items = replay.sample(min(4, size), table=name).items if size else None
+            if items is not None and name == "main":
+                steps = items["next_observation"] - items["observation"]
+                assert set(steps.tolist()) <= {1, 2}
+            elif items is not None:
+                assert (np.diff(items, axis=1) == 1).all()
+
+    queue = {"max_size": 100, "sampler": "fifo", "max_times_sampled": 1, "samples_per_insert": 1.0}
+    run(work, Table("main", error_buffer=5.0, **queue), Table("rows", error_buffer=5.0, **queue))
 
 
 def test_sequences_share_steps_and_the_last_one_ends_with_the_episode() -> None:

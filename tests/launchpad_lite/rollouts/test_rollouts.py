@@ -159,11 +159,17 @@ def test_threads_of_one_generator_make_rollouts_at_the_same_time() -> None:
 
 
 def test_a_trainer_that_waits_says_for_whom() -> None:
-    blocks, said = threading.Event(), list[str]()
+    blocks = threading.Event()
+    wanted = (
+        r"the trainer has waited \d+ s: prompt 3: 0 of 2; rollout 0 has been at generator\[\d\] for "
+        r"\d+ s, which is at test_rollouts.py:\d+: .*blocks.wait.*; rollout 1 has been at .*, which .*"
+    )
 
     def watch(made: rollouts.RolloutsClient) -> None:
-        said.append(poll_until(lambda: re.search(".* which .*", made.status().waits))[0])
-        blocks.set()
+        try:
+            poll_until(lambda: re.fullmatch(wanted, made.status().waits))
+        finally:
+            blocks.set()
 
     whole, told = program(
         rollouts.Rollouts(list(range(8)), group_size=2, max_staleness=1, shuffle=False),
@@ -172,11 +178,6 @@ def test_a_trainer_that_waits_says_for_whom() -> None:
     )
     lp.launch(whole, "local_mt").wait()
     assert trained(told) == dict.fromkeys(range(8), 1)
-    assert re.fullmatch(
-        r"the trainer has waited \d+ s: prompt 3: 0 of 2; rollout 0 has been at generator\[\d\] for "
-        r"\d+ s, which is at test_rollouts.py:\d+: .*blocks.wait.*; rollout 1 has been at .*",
-        said[0],
-    )
 
 
 def test_a_prompt_that_fails_is_set_aside_with_its_errors() -> None:
