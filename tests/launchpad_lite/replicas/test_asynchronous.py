@@ -419,7 +419,8 @@ def test_replicas_of_pytorch_find_the_weights_together(
     repl = replicas.MultiWorkerAsyncReplicator(3, servers=servers)
     for weights, staleness in repl.launch(regress_with_torch, make, steps, launcher=launcher):
         np.testing.assert_allclose(weights, [*WEIGHTS, 0.5], atol=0.03)
-        assert staleness.total() >= 3 * steps * servers
+        # The first server has all; an update of each replica may be on its way to another one.
+        assert staleness.total() >= 3 * steps * servers - 3 * (servers - 1)
 
 
 @needs_torch
