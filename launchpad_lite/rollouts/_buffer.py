@@ -169,6 +169,8 @@ class RolloutBuffer:
     def __init__(self, rules: BufferRules, prompts: PromptOrder) -> None:
         """Makes one in which nothing has begun."""
         self._rules = rules
+        #: A generator that works at one rollout for longer will not go on.
+        self._stuck_s = rules.rollout_timeout_s + rules.absence_s
         self._prompts = prompts
         #: Prompts that begin again, before all others.
         self._again: collections.deque[PromptRef] = collections.deque()
@@ -302,7 +304,6 @@ class RolloutBuffer:
 
     def _free_slot(self, generator: str, now: float) -> tuple[_OpenGroup, _Slot, int] | None:
         """Takes the first free slot of the oldest group; not one that others are to try."""
-        able = {name for name, each in self._generators.items() if not self._is_stuck(each, now)}
         passed = []
         found = None
         while self._free and found is None:
@@ -311,7 +312,10 @@ class RolloutBuffer:
             if group is None or not group.slots[place].is_free:
                 continue
             failed_at = group.slots[place].failed_at
-            if generator in failed_at and able - failed_at:
+            if generator in failed_at and any(
+                name not in failed_at and not each.is_stuck(now, self._stuck_s)
+                for name, each in self._generators.items()
+            ):
                 passed.append((number, place))
             else:
                 found = group, group.slots[place], place
@@ -577,7 +581,6 @@ class RolloutBuffer:
         """Raises if nothing will come, however long the trainer waits."""
         if self._all_fail:
             raise self._all_failed()
-        limit_s = self._rules.rollout_timeout_s + self._rules.absence_s
         if self._prompts.is_over and not self._again and not self._unmade():
             return
         if self._absent_at is not None and now - self._absent_at >= self._absence_s:
@@ -586,15 +589,12 @@ class RolloutBuffer:
                 f"{self._waiting_for(now)}"
             )
         if self._generators and all(
-            self._is_stuck(each, now) for each in self._generators.values()
+            each.is_stuck(now, self._stuck_s) for each in self._generators.values()
         ):
             raise GeneratorsGoneError(
                 f"no generator makes rollouts: {', '.join(sorted(self._generators))} all work at one for "
-                f"more than {limit_s:g} s (rollout_timeout_s and absence_s); {self._waiting_for(now)}"
+                f"more than {self._stuck_s:g} s (rollout_timeout_s and absence_s); {self._waiting_for(now)}"
             )
-
-    def _is_stuck(self, generator: _GeneratorRecord, now: float) -> bool:
-        return generator.is_stuck(now, self._rules.rollout_timeout_s + self._rules.absence_s)
 
     @property
     def _all_fail(self) -> bool:

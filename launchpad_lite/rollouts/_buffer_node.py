@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import courier
+from launchpad_lite.parts.waiting import is_set_within
 from launchpad_lite.rollouts._buffer import (
     BufferRules,
     GeneratorLife,
@@ -90,7 +91,7 @@ class BufferNode:
                     self._buffer.fail(order.token, f"prompts[{order.prompt.index}]: {error!r}")
                     self._wake()
                     continue
-            if not await is_set_by(work, give_up_at):
+            if not await is_set_within(work, give_up_at - time.monotonic()):
                 return None
 
     @courier.idempotent
@@ -142,19 +143,10 @@ class BufferNode:
             if batch is not None:
                 self._wake()
                 return batch
-            if not await is_set_by(made, give_up_at):
+            if not await is_set_within(made, give_up_at - time.monotonic()):
                 return self._buffer.waits(time.monotonic())
 
     @courier.idempotent
     async def status(self) -> RolloutStatus:
         """Returns how far all is."""
         return self._buffer.status(time.monotonic())
-
-
-async def is_set_by(event: asyncio.Event, give_up_at: float) -> bool:
-    """Waits for an event until a time of `time.monotonic`; returns whether it is set."""
-    try:
-        await asyncio.wait_for(event.wait(), max(0.0, give_up_at - time.monotonic()))
-    except asyncio.TimeoutError:
-        return False
-    return True

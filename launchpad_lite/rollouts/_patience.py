@@ -11,7 +11,7 @@ import launchpad_lite as lp
 T = TypeVar("T")
 
 #: Seconds until a node that is gone is called again; and that one may take to answer a small call.
-_RETRY_S = 0.1
+RETRY_S = 0.1
 SILENT_S = 20.0
 
 _LOGGER = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def call_patiently(
         try:
             return method(*args)
         except courier.ServerGoneError:
-            if stop.wait(_RETRY_S):
+            if stop.wait(RETRY_S):
                 return None
         except courier.CallTimeoutError as error:
             _LOGGER.warning("%s; it is called again", error)

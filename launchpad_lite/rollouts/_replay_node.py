@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.rollouts._buffer_node import is_set_by
+from launchpad_lite.parts.waiting import is_set_within
 from launchpad_lite.rollouts.results import TableInfo
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class ReplayServer:
                         self._wake(call.table)
                     if found:
                         return found
-                if not await is_set_by(me.may_go, began_at + call.wait_s):
+                if not await is_set_within(me.may_go, began_at + call.wait_s - time.monotonic()):
                     keeps_place = call.wait_s >= _PLACE_S
                     return table.why(what, count, time.monotonic())
         finally:

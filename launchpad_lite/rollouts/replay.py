@@ -17,6 +17,7 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite.rollouts._nests import difference, kind_of, leaves, map_leaves
 from launchpad_lite.rollouts._numbers import check_number
+from launchpad_lite.rollouts._patience import RETRY_S
 from launchpad_lite.rollouts._replay_node import ReplayCall, ReplayServer
 from launchpad_lite.rollouts.errors import ItemError, ReplayTimeoutError, UnknownTableError
 from launchpad_lite.rollouts.results import TableInfo
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
     from launchpad_lite.rollouts._table import SampledItems
 
-#: Seconds for which a call waits, before it is made again; until a lost server is called again.
-_POLL_S, _RETRY_S = 1.0, 0.1
+#: Seconds for which a call waits, before it is made again.
+_POLL_S = 1.0
 #: Seconds that a call waits before it says for what, and until it says so again.
 _LATE_S = 10.0
 
@@ -190,7 +191,7 @@ class _Patience:
         try:
             found = ask()
         except courier.ServerGoneError:
-            time.sleep(_RETRY_S)
+            time.sleep(RETRY_S)
             found = "the replay buffer does not answer; it may be starting again"
         if not isinstance(found, str) or not found:
             return found
@@ -254,8 +255,7 @@ class _ItemStream:
                 f"table {self._table!r}: another thread of {self._who} inserts for {timeout_s} s"
             )
         try:
-            count = len(priorities)
-            keys = self.key + self._number + np.arange(count)
+            keys = self.key + self._number + np.arange(len(priorities))
             packed = courier.dumps(skeleton)
             sent = InsertBatch(
                 self.key,
@@ -272,17 +272,15 @@ class _ItemStream:
             def insert() -> str:
                 return cast("str", self._node.insert(patience.call(), sent))
 
-            try:
-                while True:
-                    try:
-                        if not patience.result(insert):
-                            return
-                    except MissingStepsError:
-                        step_keys, rows = steps(True)
-                        sent = sent._replace(step_keys=step_keys, steps=rows)
-            finally:
-                self._number += count
+            while True:
+                try:
+                    if not patience.result(insert):
+                        return
+                except MissingStepsError:
+                    step_keys, rows = steps(True)
+                    sent = sent._replace(step_keys=step_keys, steps=rows)
         finally:
+            self._number += len(priorities)
             self._lock.release()
 
 

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import courier
 import launchpad_lite as lp
+from launchpad_lite.parts.waiting import is_set_within
 from launchpad_lite.rollouts._nests import difference, leaves, structure_of
-from launchpad_lite.rollouts._patience import SILENT_S, call_patiently
+from launchpad_lite.rollouts._patience import RETRY_S, SILENT_S, call_patiently
 from launchpad_lite.rollouts.errors import WeightsError
 
-#: Seconds for which a call waits for a newer version; and until a node that is gone is called again.
-_POLL_S, _RETRY_S = 5.0, 0.1
+#: Seconds for which a call waits for a newer version, before it is made again.
+_POLL_S = 5.0
 
 
 class VersionedWeights(NamedTuple):
@@ -62,9 +63,7 @@ class WeightsNode:
     async def get(self, newer_than: int, wait_s: float) -> tuple[int, Any]:
         """Returns the newest version and its parameters; version 0 if there is none in time."""
         if self._shared is None or self._version <= newer_than:
-            try:
-                await asyncio.wait_for(self._newer.wait(), wait_s)
-            except asyncio.TimeoutError:
+            if not await is_set_within(self._newer, wait_s):
                 return 0, None
         return self._version, self._shared
 
@@ -166,7 +165,7 @@ class WeightsClient:
             except courier.CallTimeoutError:
                 return None
             except courier.ServerGoneError:  # it is started again
-                lp.stop_event().wait(min(left_s, _RETRY_S))
+                lp.stop_event().wait(min(left_s, RETRY_S))
                 version = 0
             if version:
                 return VersionedWeights(params, version)

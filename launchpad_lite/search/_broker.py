@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import courier
 import launchpad_lite as lp
+from launchpad_lite.parts.waiting import is_set_within
 from launchpad_lite.search._messages import (
     Assignment,
     Collected,
@@ -154,7 +155,7 @@ class Broker:
         news = self._news[model] = asyncio.Event()
         until = time.monotonic() + wait_s
         while (left := until - time.monotonic()) > 0:
-            is_set = await _is_set_within(news, min(left, _LASTING_S))
+            is_set = await is_set_within(news, min(left, _LASTING_S))
             if is_set or self._queue.has_news(model, begun=True):
                 break
         if self._news.get(model) is news:
@@ -296,7 +297,7 @@ class Broker:
         """Waits until the workers have left; does not wait for lost ones."""
         if self._queue.load(time.monotonic()).workers:
             self._has_no_workers.clear()  # set by workers that had left before
-            await _is_set_within(self._has_no_workers, self._timing.silence_s)
+            await is_set_within(self._has_no_workers, self._timing.silence_s)
         with contextlib.suppress(*LOST):
             server = courier.with_timeout(self._name_server, self._timing.beat_s)
             await server.aio.leave("broker", self._me)
@@ -484,7 +485,7 @@ class _Helping:
         beat_at = 0.0
         while True:
             if self._tokens:
-                await _is_set_within(self.woken, max(0.0, beat_at - time.monotonic()))
+                await is_set_within(self.woken, max(0.0, beat_at - time.monotonic()))
             else:
                 await self.woken.wait()
             self.woken.clear()
@@ -539,10 +540,3 @@ class _Helping:
         if stuck:
             self._queue.cancel(self._name, stuck)
             await self._peer.aio.give_back(self._broker._me, stuck)
-
-
-async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
-    """Waits for an event; returns whether it was set in time."""
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
-    return event.is_set()
