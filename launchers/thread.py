@@ -3,13 +3,15 @@
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from courier import Secret
 from courier.lowlevel import join_address, loopback
 from launchers.host.ports import PortReservations, PortTakenError
 from launchers.host.usage import Usage
 from launchers.supervision.allotment import notes_of_threads
+from launchers.supervision.answers import Answers
 from launchers.supervision.console import warn
 from launchers.supervision.supervised_program import SupervisedProgram
 from launchpad_lite.errors import LaunchError
@@ -21,11 +23,13 @@ from launchpad_lite.launching import (
     LaunchPlan,
     RunningProgram,
 )
-from launchpad_lite.life.events import Looked, Start
+from launchpad_lite.life.events import Ask, Looked, Start
 from launchpad_lite.life.timing import DEFAULT, Timing
+from launchpad_lite.parts.as_json import to_json
 from launchpad_lite.process.activity import activities, computing_threads
 from launchpad_lite.process.set_up import call
 from launchpad_lite.process.stacks import describe_threads, frames_of_threads
+from launchpad_lite.worker.questions import answer
 from launchpad_lite.worker.running import run_node
 from launchpad_lite.worker.runtime import NodeRuntime
 from launchpad_lite.worker.threads import NodeThread, ThreadHost
@@ -119,8 +123,21 @@ class _ThisProcess(ThreadHost):
     def pids(self) -> Mapping[str, int]:
         return dict.fromkeys(self.nodes, os.getpid())
 
-    def look(self, timeout_s: float) -> Mapping[str, Looked]:  # noqa: ARG002 - answers at once
-        nodes = {name: node for name, node in tuple(self.nodes.items()) if node.is_alive}
+    def ask(
+        self, question: str, argument: Any, nodes: Collection[str] | None, timeout_s: float
+    ) -> Mapping[str, Any]:
+        living = {name: node for name, node in tuple(self.nodes.items()) if node.is_alive}
+        if question == "look":
+            return {name: to_json(each) for name, each in self._look(living).items()}
+        answers = Answers()
+        number = answers.begin()
+        asked = living.keys() if nodes is None else living.keys() & set(nodes)
+        for name in asked:
+            request = Ask(name, number, question, argument)
+            answer(living[name].runtime, request, answers.take_in, living[name].threads())
+        return answers.end(number, lambda: asked, timeout_s)
+
+    def _look(self, nodes: Mapping[str, NodeThread]) -> Mapping[str, Looked]:
         computing = computing_threads()
         with frames_of_threads() as frames:  # once for all nodes
             found = {name: node.look(computing) for name, node in nodes.items()}

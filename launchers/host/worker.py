@@ -20,12 +20,12 @@ from launchers.host.stacks import write_stacks
 from launchers.host.sweep import LIBC
 from launchpad_lite.graph.freeze import FrozenWork
 from launchpad_lite.life.events import (
+    Answered,
+    Ask,
     DumpStacks,
     Failed,
     Failing,
     Kill,
-    Look,
-    Looked,
     NodeAction,
     Preempted,
     Said,
@@ -35,7 +35,6 @@ from launchpad_lite.life.events import (
     to_fields,
 )
 from launchpad_lite.nodes.base import Work
-from launchpad_lite.process.activity import computing_threads
 from launchpad_lite.process.flag_values import FlagSnapshot
 from launchpad_lite.process.flags import loaded_flags, parse_known
 from launchpad_lite.process.forcing import ForcedExit
@@ -79,7 +78,7 @@ class _LinkToAgent:
         self.fd = fd
         self._lock = threading.Lock()
 
-    def post(self, said: Said | Looked) -> None:
+    def post(self, said: Said | Answered) -> None:
         data = LinkFrame(*to_fields(said)).encode()
         with self._lock:
             write_all(self.fd, data)
@@ -174,8 +173,10 @@ class _Control:
         match action:
             case DumpStacks():
                 write_stacks(self._stacks_fd)
-            case Look():
-                self._link.post(self._runtime.look(computing_threads()))
+            case Ask():
+                from launchpad_lite.worker.questions import answer  # few nodes are ever asked
+
+                answer(self._runtime, action, self._link.post)
             case Terminate():
                 self._runtime.prepare_force()
                 self._termination.force()

@@ -38,7 +38,7 @@ class Tunnels:
 
     def _open(self, caller: str, host: str, port: int) -> str:
         if caller != LAUNCHER:
-            answer = self._hosts[caller].ask(LinkFrame("relay", {"host": host, "port": port}))
+            answer = self._hosts[caller].ask_agent(LinkFrame("relay", {"host": host, "port": port}))
             return str(answer["endpoint"])
         if self._own is None:
             self._own = _OwnEnd(lambda frame: self._pass_on(LAUNCHER, frame))

@@ -258,7 +258,7 @@ def _survey(deployment: Deployment, hosts: Mapping[str, AgentHost]) -> _Survey:
     def ask(host: AgentHost) -> tuple[Machine, Target, float]:
         spec, word = specs[host.name], secrets.token_hex(WORD_BYTES)
         question = {"word": word, "listen_host": _LISTEN_HOST}
-        answer = host.ask(LinkFrame("survey", question))
+        answer = host.ask_agent(LinkFrame("survey", question))
         here_s, there_s = time.time(), answer["time_s"]
         if deployment.issue is None:  # otherwise the host has already used its certificate
             mistake = refuse_clock(host.name, there_s, here_s)
@@ -287,7 +287,7 @@ def _probe(
             return reach(list(targets.values()), None, timeout_s)
         others = [dataclasses.asdict(each) for each in targets.values() if each.name != host.name]
         question = LinkFrame("probe", {"targets": others, "timeout_s": timeout_s})
-        reached: Mapping[str, Sequence[str]] = host.ask(question)["reached"]
+        reached: Mapping[str, Sequence[str]] = host.ask_agent(question)["reached"]
         return reached
 
     reached = _on_all(probe, [None, *hosts.values()])

@@ -6,26 +6,28 @@ sides see, or the log and the annotations of a pod.
 
 import abc
 import contextlib
+import json
 import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from launchers.hosts.orders import Order
 from launchers.hosts.shipping import Shipment
 from launchers.supervision.watched import WatchedProgram
 from launchpad_lite.errors import LaunchError, LaunchpadError
-from launchpad_lite.launching import LaunchPlan, ProgramResult, RunningProgram
+from launchpad_lite.launching import LOOK_S, LaunchPlan, ProgramResult, RunningProgram
 from launchpad_lite.process.signal_waker import SIGNAL_WAKER
 
 #: Exit code of a supervisor that could not do its work.
 FAILED = 1
-#: Start of a question that asks which nodes wait for which; all other questions ask for stacks.
-_WHY = "why-"
+#: What of a program others may ask.
+_ASKED = ("ask", "stacks", "why")
 #: Seconds between two checks for an answer.
 _LOOK_S = 0.25
 
@@ -44,28 +46,53 @@ class ProgramElsewhere(WatchedProgram):
 
     answer_s: float
 
+    def ask(
+        self,
+        question: str,
+        argument: Any = None,
+        *,
+        nodes: Collection[str] | None = None,
+        timeout_s: float = LOOK_S,
+    ) -> Mapping[str, Any]:
+        """Returns what nodes answer to a question; LaunchError if no supervisor answers."""
+        only = None if nodes is None else sorted(nodes)
+        options = {"nodes": only, "timeout_s": timeout_s}
+        found: Mapping[str, Any] = self._answer_to("ask", [question, argument], options, timeout_s)
+        return found
+
     def stacks(self) -> Mapping[str, str]:
-        """Returns where the threads of each node are; LaunchError if no supervisor answers."""
-        return self._answer_to(secrets.token_hex(8))
+        """Returns where the threads of each node are. Raises as `ask`."""
+        found: Mapping[str, str] = self._answer_to("stacks")
+        return found
 
     def why(self) -> str:
-        """Returns who waits for whom. Raises as `stacks`."""
-        return self._answer_to(_WHY + secrets.token_hex(8))[""]
+        """Returns who waits for whom. Raises as `ask`."""
+        return str(self._answer_to("why"))
 
-    def _answer_to(self, question: str) -> Mapping[str, str]:
+    def _answer_to(
+        self,
+        method: str,
+        arguments: Sequence[Any] = (),
+        options: Mapping[str, Any] | None = None,
+        more_s: float = 0.0,
+    ) -> Any:
+        question = json.dumps([secrets.token_hex(8), method, arguments, options or {}])
         self._ask_supervisor(question)
-        give_up_at = time.monotonic() + self.answer_s
+        give_up_at = time.monotonic() + self.answer_s + more_s
         while (found := self._answer(question)) is None:
             if self.join(_LOOK_S) or time.monotonic() >= give_up_at:
                 raise LaunchError(f"{self.plan.program!r} has no answer from its supervisor")
-        return found
+        answer = json.loads(found)
+        if answer["error"]:
+            raise LaunchError(answer["error"])
+        return answer["value"]
 
     @abc.abstractmethod
     def _ask_supervisor(self, question: str) -> None:
         """Sends a question to the supervisor."""
 
     @abc.abstractmethod
-    def _answer(self, question: str) -> Mapping[str, str] | None:
+    def _answer(self, question: str) -> str | None:
         """Returns the answer to a question; None: there is none yet."""
 
 
@@ -80,10 +107,10 @@ class SupervisorChannel(abc.ABC):
 
     @abc.abstractmethod
     def question(self) -> str:
-        """Returns the newest question, for stacks or for which nodes wait for which; "" if there is none."""
+        """Returns the newest question; "" if there is none."""
 
     @abc.abstractmethod
-    def answer(self, question: str, stacks: Mapping[str, str]) -> None:
+    def answer(self, question: str, text: str) -> None:
         """Sends the answer to a question."""
 
     @abc.abstractmethod
@@ -149,8 +176,19 @@ def supervise(
         with contextlib.suppress(OSError):
             channel.tell(program)
             if (question := channel.question()) not in ("", answered):
-                asks_why = question.startswith(_WHY)
-                channel.answer(question, {"": program.why()} if asks_why else program.stacks())
+                channel.answer(question, _answer(program, question))
                 answered = question
         if program.join(channel.look_s):
             return program
+
+
+def _answer(program: RunningProgram, question: str) -> str:
+    _, method, arguments, options = json.loads(question)
+    value, error = None, ""
+    try:
+        if method not in _ASKED:
+            raise LaunchError(f"a supervisor of this version is not asked for {method!r}")
+        value = getattr(program, method)(*arguments, **options)
+    except LaunchError as refused:
+        error = str(refused)
+    return json.dumps({"value": value, "error": error})

@@ -3,15 +3,15 @@
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 from launchers.host.usage import Usage
 from launchers.supervision.console import warn
 from launchers.supervision.remote import AgentHost, EndingError
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import NodeFailure
-from launchpad_lite.life.events import Ended, Looked, NodeAction, ServersLost, ServersMoved, Start
+from launchpad_lite.life.events import Ended, NodeAction, ServersLost, ServersMoved, Start
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -106,13 +106,15 @@ class Fleet:
         """Returns the stacks of the workers that were asked for them."""
         return {node: text for host in self.hosts.values() for node, text in host.stacks().items()}
 
-    def look(self, timeout_s: float) -> Mapping[str, Looked]:
-        """Returns what nodes do now, for those that answer in time."""
+    def ask(
+        self, question: str, argument: Any, nodes: Collection[str] | None, timeout_s: float
+    ) -> Mapping[str, Any]:
+        """Returns what nodes answer, for those that do in time."""
         give_up_at = time.monotonic() + timeout_s
-        asked = [(host, host.ask_for_look()) for host in self.living()]
-        found: dict[str, Looked] = {}
-        for host, nodes in asked:
-            found.update(host.await_look(nodes, max(0.0, give_up_at - time.monotonic())))
+        asked = [host.begin_to_ask(question, argument, nodes) for host in self.living()]
+        found: dict[str, Any] = {}
+        for await_answers in asked:
+            found.update(await_answers(max(0.0, give_up_at - time.monotonic())))
         return found
 
     def close(self) -> None:

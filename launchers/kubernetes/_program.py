@@ -16,7 +16,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from launchers.hosts.elsewhere import ProgramElsewhere
@@ -32,7 +32,7 @@ from launchers.kubernetes._agreed import (
 )
 from launchers.kubernetes._client import Api, ApiError, Cancellation, Json
 from launchers.kubernetes._names import Names
-from launchers.kubernetes._records import Note, PrintedRecord, Record, RecordReader, Stacks
+from launchers.kubernetes._records import AnswerRecord, Note, PrintedRecord, Record, RecordReader
 from launchers.kubernetes._state import Hands, RunState, WaitLimits
 from launchers.kubernetes._timing import DEFAULT, Timing
 from launchers.supervision.console import Console, warn
@@ -123,7 +123,7 @@ class KubernetesProgram(ProgramElsewhere):
         self._cancellation = Cancellation()
         self._has_status = threading.Event()
         #: The newest answer to where threads are.
-        self._stacks: Stacks | None = None
+        self._answered: AnswerRecord | None = None
         self._is_killed = False
         #: Whether objects without an owner were seen, which this launcher did not create.
         self._has_orphans = False
@@ -188,9 +188,9 @@ class KubernetesProgram(ProgramElsewhere):
         word = {"metadata": {"annotations": {STACKS_ANNOTATION: question}}}
         self._api.patch("Pod", pod["metadata"]["name"], word)
 
-    def _answer(self, question: str) -> Mapping[str, str] | None:
-        found = self._stacks
-        return found.texts if found is not None and found.question == question else None
+    def _answer(self, question: str) -> str | None:
+        found = self._answered
+        return found.text if found is not None and found.question == question else None
 
     def _supervisors(self) -> list[Json]:
         """Returns the pods of supervisors that have a log, the oldest first."""
@@ -488,8 +488,8 @@ class KubernetesProgram(ProgramElsewhere):
                         self._console.show(record.node, record.data)
                     if self._logs is not None and record.node in self._nodes:
                         self._logs.write(record.node, record.data)
-                if isinstance(record, Stacks):
-                    self._stacks = record
+                if isinstance(record, AnswerRecord):
+                    self._answered = record
                 elif not isinstance(record, PrintedRecord) or record.node == SUPERVISOR:
                     self._put(self._state.hear, uid, record)
         self._put(self._state.note_log_over, uid)

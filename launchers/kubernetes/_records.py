@@ -7,7 +7,7 @@ One record per line, `<number> <kind> <rest>`; numbers count from 1 for each pro
 | `out` | `<node> <text>`: a line that a node printed |
 | `part` | the same, of a line that continues in the node's next record |
 | `note` | `<text>`: a message for people |
-| `up`, `status`, `stacks`, `end` | `<i>/<k> <piece>`: JSON, cut into pieces |
+| `up`, `status`, `answer`, `end` | `<i>/<k> <piece>`: JSON, cut into pieces |
 
 Records are shorter than the limit at which container runtimes cut lines. Any other line of the log,
 like the last words of an interpreter that crashes, counts as output of the supervisor.
@@ -18,7 +18,7 @@ import hmac
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from launchers.hosts.elsewhere import ProgramEnd
@@ -39,7 +39,7 @@ _END_BYTES = 4 << 20
 _MAX_HEADLINES = 100
 _HEADLINE_CHARACTERS = 2000
 
-_RECORD = re.compile(r"([1-9][0-9]{0,14}) (out|part|note|up|status|stacks|end) (.*)", re.DOTALL)
+_RECORD = re.compile(r"([1-9][0-9]{0,14}) (out|part|note|up|status|answer|end) (.*)", re.DOTALL)
 _NODE = re.compile(r"([^\[\]]+\[[0-9]+\]) (.*)", re.DOTALL)
 _PIECE = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8}) (.*)", re.DOTALL)
 _STAMP = re.compile(
@@ -80,16 +80,16 @@ class StatusRecord:
 
 
 @dataclass(frozen=True)
-class Stacks:
-    """The answer to a request for stacks, by the name of the node."""
+class AnswerRecord:
+    """The answer to a question."""
 
     question: str
-    texts: Mapping[str, str]
+    text: str
 
 
-Record = PrintedRecord | Note | Up | StatusRecord | Stacks | ProgramEnd
+Record = PrintedRecord | Note | Up | StatusRecord | AnswerRecord | ProgramEnd
 #: Those that are JSON, cut into pieces.
-_KINDS = {"up": Up, "status": StatusRecord, "stacks": Stacks, "end": ProgramEnd}
+_KINDS = {"up": Up, "status": StatusRecord, "answer": AnswerRecord, "end": ProgramEnd}
 
 
 class RecordWriter:
@@ -133,7 +133,7 @@ class RecordWriter:
                 for piece in _pieces(line.encode(errors="backslashreplace"))
             )
 
-    def say(self, record: Up | StatusRecord | Stacks) -> None:
+    def say(self, record: Up | StatusRecord | AnswerRecord) -> None:
         """Writes a record; all but that of the placed nodes may be left out if the log is slow."""
         kind = next(name for name, each in _KINDS.items() if isinstance(record, each))
         text = json.dumps(to_json(record))

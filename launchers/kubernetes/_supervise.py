@@ -25,7 +25,7 @@ from launchers.kubernetes._agreed import DETACHED, LINK_PORT, LONGEST_BACKOFF_S,
 from launchers.kubernetes._exchange import PodExchange
 from launchers.kubernetes._fleet import PodFleet
 from launchers.kubernetes._order import PodOrder, read_trust
-from launchers.kubernetes._records import RecordWriter, Stacks, StatusRecord, Up
+from launchers.kubernetes._records import AnswerRecord, RecordWriter, StatusRecord, Up
 from launchers.supervision.supervised_program import SupervisedProgram
 from launchpad_lite.launching import (
     LaunchPlan,
@@ -185,8 +185,8 @@ class _Log(SupervisorChannel):
     def question(self) -> str:
         return _read(_STACKS)
 
-    def answer(self, question: str, stacks: Mapping[str, str]) -> None:
-        self._records.say(Stacks(question, stacks))
+    def answer(self, question: str, text: str) -> None:
+        self._records.say(AnswerRecord(question, text))
 
     def fail(self, text: str) -> None:
         failure = NodeFailure(SUPERVISOR, socket.gethostname(), text.splitlines()[0])

@@ -1,8 +1,8 @@
 """The folder of a run, through which the job and the watching process exchange files.
 
 Only the user may read it (mode 0700, files 0600). The state of the run is in JSON files below `run`,
-each of which appears complete. The job writes them, except `stop` and `look`: by these a watching
-process asks the job to end, and for the stacks of its threads.
+each of which appears complete. The job writes them, except `stop` and `question`: by these a watching
+process asks the job to end, and asks it about its nodes.
 """
 
 import contextlib

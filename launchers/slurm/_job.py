@@ -157,10 +157,10 @@ class _Notes(SupervisorChannel):
         self._run.write("status", program.status())
 
     def question(self) -> str:
-        return self._run.read("look", str) or ""
+        return self._run.read("question", str) or ""
 
-    def answer(self, question: str, stacks: Mapping[str, str]) -> None:
-        self._run.write("stacks", {question: stacks})
+    def answer(self, question: str, text: str) -> None:
+        self._run.write("answer", {question: text})
 
     def fail(self, text: str) -> None:
         self._run.write("failure", text)

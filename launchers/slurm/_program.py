@@ -100,12 +100,11 @@ class SlurmProgram(ProgramElsewhere):
         return [NodeStatus(each.name, before, "", None, {}) for each in self.plan.executables]
 
     def _ask_supervisor(self, question: str) -> None:
-        self.folder.write("look", question)
+        self.folder.write("question", question)
 
-    def _answer(self, question: str) -> Mapping[str, str] | None:
-        answers = self.folder.read("stacks", Mapping[str, Mapping[str, str]]) or {}
-        answer: Mapping[str, str] | None = answers.get(question)
-        return answer
+    def _answer(self, question: str) -> str | None:
+        answers: Mapping[str, str] = self.folder.read("answer", Mapping[str, str]) or {}
+        return answers.get(question)
 
     def _give_up_s(self) -> float:
         return _CANCEL_S

@@ -12,13 +12,13 @@ from courier.lowlevel import later
 if TYPE_CHECKING:
     from launchers.supervision.supervised_program import Host, SupervisedProgram
     from launchpad_lite.life.events import (
+        Answered,
+        Ask,
         DumpStacks,
         Ended,
         Event,
         HostLost,
         Kill,
-        Look,
-        Looked,
         NodeAction,
         Request,
         RequestStop,
@@ -33,20 +33,20 @@ else:
         globals(),
         {
             ".supervised_program": "Host SupervisedProgram",
-            "launchpad_lite.life.events": "DumpStacks Ended Event HostLost Kill Look Looked NodeAction Request RequestStop "
+            "launchpad_lite.life.events": "Answered Ask DumpStacks Ended Event HostLost Kill NodeAction Request RequestStop "
             "ServersLost ServersMoved Start StopAsked Terminate",
         },
     )
 
 __all__ = [
+    "Answered",
+    "Ask",
     "DumpStacks",
     "Ended",
     "Event",
     "Host",
     "HostLost",
     "Kill",
-    "Look",
-    "Looked",
     "NodeAction",
     "Request",
     "RequestStop",

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import os
@@ -24,20 +25,21 @@ from launchers.host.link import (
 from launchers.host.relay import RELAYED
 from launchers.host.usage import Usage
 from launchers.supervision.agent_link import AgentLink
+from launchers.supervision.answers import Answers
 from launchers.supervision.console import Output, warn
 from launchers.supervision.logs import NodeLogs, log_path
 from launchers.supervision.supervised_program import SupervisedProgram
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import Address, NodeFailure
 from launchpad_lite.life.events import (
+    Answered,
+    Ask,
     Ended,
     Event,
     Failed,
     Failing,
     HostLost,
     Kill,
-    Look,
-    Looked,
     NodeAction,
     RequestStop,
     Said,
@@ -96,8 +98,7 @@ class AgentHost:
         self._usage: Mapping[str, Usage] = {}
         self._failed: set[str] = set()  # nodes whose last worker failed
         self._stacks: dict[str, str] = {}
-        self._looks: dict[str, Looked] = {}  # answers to `look`, by node
-        self._looked = threading.Condition()
+        self._said_when_asked = Answers()
         #: Nodes that were started and have not ended, and those that are being ended by SIGKILL.
         self._living: set[str] = set()
         self._killed: set[str] = set()
@@ -148,7 +149,7 @@ class AgentHost:
 
     # Before there is a program
 
-    def ask(self, question: LinkFrame) -> LinkFrame:
+    def ask_agent(self, question: LinkFrame) -> LinkFrame:
         """Asks the agent and waits for its answer; EndingError: the program is to end meanwhile."""
         with self._asking:
             self._check_goes_on()
@@ -193,7 +194,7 @@ class AgentHost:
     def reserve(self, addresses: Sequence[Address]) -> dict[str, int]:
         """Makes the agent hold a port for each address; returns them by address key."""
         wanted = [[each.key, each.port, each.is_foreign, each.node] for each in addresses]
-        ports: dict[str, int] = self.ask(LinkFrame("reserve", {"addresses": wanted}))["ports"]
+        ports: dict[str, int] = self.ask_agent(LinkFrame("reserve", {"addresses": wanted}))["ports"]
         if loaded_module("launchpad_lite.search._parts") is not None:
             self._send(LinkFrame("load_search"))
         return ports
@@ -355,12 +356,10 @@ class AgentHost:
             case op:
                 self._take_in_said(from_fields(op, frame.fields))
 
-    def _take_in_said(self, said: Said | Looked) -> None:
+    def _take_in_said(self, said: Said | Answered) -> None:
         match said:
-            case Looked():
-                with self._looked:
-                    self._looks[said.node] = said
-                    self._looked.notify_all()
+            case Answered():
+                self._said_when_asked.take_in(said)
             case Failing() | Failed():
                 self._failed.add(said.node)
                 self.post(said)
@@ -368,9 +367,8 @@ class AgentHost:
                 self.post(said)
 
     def _note_end(self, ended: Ended) -> None:
-        with self._looked:
-            self._living.discard(ended.node)
-            self._looked.notify_all()
+        self._living.discard(ended.node)
+        self._said_when_asked.look_again()
         if ended.failure is not None:
             self._failed.add(ended.node)
         self.post(ended)
@@ -485,27 +483,22 @@ class AgentHost:
         """Returns the stacks of the workers that were asked for them."""
         return dict(self._stacks)
 
-    def look(self, timeout_s: float) -> Mapping[str, Looked]:
-        """Returns what workers do now, for those that answer in time. Thread-safe."""
-        return self.await_look(self.ask_for_look(), timeout_s)
+    def ask(
+        self, question: str, argument: Any, nodes: Collection[str] | None, timeout_s: float
+    ) -> Mapping[str, Any]:
+        """Returns what nodes answer, for those that do in time. Thread-safe."""
+        return self.begin_to_ask(question, argument, nodes)(timeout_s)
 
-    def ask_for_look(self) -> Collection[str]:
-        """Asks workers what they do; returns which nodes were asked."""
-        asked = set(self._living)
-        with self._looked:
-            self._looks = {}
+    def begin_to_ask(
+        self, question: str, argument: Any, nodes: Collection[str] | None
+    ) -> Callable[[float], Mapping[str, Any]]:
+        """Asks nodes (None: all); returns a function that waits so many seconds for the answers."""
+        number = self._said_when_asked.begin()
+        asked = self._living.intersection(self._living if nodes is None else nodes)
         for node in asked:
-            self.perform(Look(node))
-        return asked
-
-    def await_look(self, asked: Collection[str], timeout_s: float) -> Mapping[str, Looked]:
-        """Returns the answers of the nodes that were asked, at the latest after a time limit."""
-        with self._looked:
-            # A node that ends meanwhile answers no more.
-            self._looked.wait_for(
-                lambda: not self._living & set(asked) - self._looks.keys(), timeout_s
-            )
-            return dict(self._looks)
+            self.perform(Ask(node, number, question, argument))
+        # A node that ends meanwhile answers no more.
+        return functools.partial(self._said_when_asked.end, number, lambda: self._living & asked)
 
     def begin_to_close(self) -> None:
         """Asks the agent to end all that is left of its workers, and itself. May be repeated."""

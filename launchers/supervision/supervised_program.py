@@ -6,9 +6,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from launchers.host.usage import Usage
 from launchers.supervision.console import warn
@@ -17,6 +17,7 @@ from launchers.supervision.run_folder import make_run_folder
 from launchers.supervision.stop_notices import MAX_NAMED, StopNotices
 from launchers.supervision.watched import WatchedProgram
 from launchpad_lite.launching import (
+    LOOK_S,
     AddressTable,
     LaunchOptions,
     LaunchPlan,
@@ -44,9 +45,9 @@ from launchpad_lite.life.events import (
 from launchpad_lite.life.program_life import NodeTerms, ProgramLife
 from launchpad_lite.life.result import indented, named
 from launchpad_lite.life.timing import DEFAULT, Timing
+from launchpad_lite.parts.as_json import from_json
 from launchpad_lite.process.stop_handlers import STOP_HANDLERS
 
-_LOOK_S = 2.0  # seconds that a node has to report its stacks
 _IDLE_CPU = 0.05  # a node that uses fewer cores than this is idle
 _UP = ("starting", "running", "serving")  # states in which a node can wait for others
 _LONG_DELAY_S = 1.0  # seconds of the shortest wait for a restart that is shown
@@ -76,8 +77,10 @@ class Host(Protocol):
     def stacks(self) -> Mapping[str, str]:
         """Returns the stacks that each node has written."""
 
-    def look(self, timeout_s: float) -> Mapping[str, Looked]:
-        """Returns what nodes do now, for those that answer in time.
+    def ask(
+        self, question: str, argument: Any, nodes: Collection[str] | None, timeout_s: float
+    ) -> Mapping[str, Any]:
+        """Returns what nodes (None: all) answer to `Ask`, for those that do in time.
 
         From any thread.
         """
@@ -185,11 +188,28 @@ class SupervisedProgram(WatchedProgram):
             for executable in self.plan.executables
         ]
 
+    def ask(
+        self,
+        question: str,
+        argument: Any = None,
+        *,
+        nodes: Collection[str] | None = None,
+        timeout_s: float = LOOK_S,
+    ) -> Mapping[str, Any]:
+        """Returns what nodes answer to a question."""
+        return self._host.ask(question, argument, nodes, timeout_s)
+
+    def _look(self) -> dict[str, Looked]:
+        found = self.ask("look")
+        return {
+            node: from_json(Looked, each) for node, each in found.items() if "error" not in each
+        }
+
     def stacks(self) -> Mapping[str, str]:
         """Returns where the threads of each node are now, by `label[replica]`: user code first."""
         from launchpad_lite.life.waits import silence
 
-        looks = self._host.look(_LOOK_S)
+        looks = self._look()
         # Stacks have names of files, which need not be valid text.
         found = {
             node: each.stacks.encode(errors="replace").decode() for node, each in looks.items()
@@ -202,7 +222,7 @@ class SupervisedProgram(WatchedProgram):
         from launchpad_lite.life.waits import ServingNode, explain
 
         before = self._states.copy()
-        looks = dict(self._host.look(_LOOK_S))
+        looks = self._look()
         nodes = {
             each.name: ServingNode(
                 # One that has begun to answer meanwhile is not silent.

@@ -15,7 +15,7 @@ import inspect
 import pkgutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -77,6 +77,8 @@ __all__ = [
 GROUP = "launchpad_lite.launchers"
 #: The version of `Launcher`, `RunningProgram` and their arguments.
 INTERFACE = 1
+#: Seconds that nodes have to say what they do.
+LOOK_S = 2.0
 #: Our own launchers are not looked up among all installed packages, which would double the time
 #: until a launch starts an agent. So no other launcher can have these names.
 _BUILT_IN = {
@@ -242,6 +244,30 @@ class RunningProgram(abc.ABC):
             LaunchError: It cannot be had.
         """
         return self.output()
+
+    def ask(
+        self,
+        question: str,
+        argument: Any = None,  # noqa: ARG002
+        *,
+        nodes: Collection[str] | None = None,  # noqa: ARG002
+        timeout_s: float = LOOK_S,  # noqa: ARG002
+    ) -> Mapping[str, Any]:
+        """Returns what nodes answer to a question about themselves, by `label[replica]`.
+
+        For commands and pages; `stacks` and `why` are for users. A node that cannot answer has
+        `{"error": text}`; one that does not within `timeout_s` seconds is missing.
+
+        Args:
+            question: One of `worker.questions`.
+            argument: What JSON can hold.
+            nodes: The nodes to ask; None: all.
+            timeout_s: Seconds that they have.
+
+        Raises:
+            LaunchError: This launcher cannot ask.
+        """
+        raise LaunchError(f"{self.plan.program!r}: its launcher cannot ask nodes: {question}")
 
     def stacks(self) -> Mapping[str, str]:
         """Returns where the threads of each node are now, by `label[replica]`: user code first.

@@ -51,7 +51,7 @@ class Inspector:
         self._unlisted = unlisted
         # Answered by the program itself.
         self.output, self.follow, self.join = running.output, running.follow, running.join
-        self.stacks, self.why = running.stacks, running.why
+        self.ask, self.stacks, self.why = running.ask, running.stacks, running.why
 
     def status(self) -> tuple[str, list[NodeStatus]]:
         """Returns the state of the program, in one line, and of each of its nodes."""

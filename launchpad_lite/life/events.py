@@ -172,12 +172,21 @@ class ThreadActivity(_Message):
 
 @dataclass(eq=False, repr=False)
 class Looked(_Message):
-    """What a node does now: the answer to `Look`."""
+    """What a node does now: the answer to the question `look`."""
 
     node: str
     stacks: str  # of its threads, as text
     threads: tuple[ThreadActivity, ...] = ()  # what they do in user code
     is_full: bool = False  # whether a call waits because all threads of a server answer others
+
+
+@dataclass(eq=False, repr=False)
+class Answered(_Message):
+    """The answer of a node to `Ask`."""
+
+    node: str
+    number: int  # of the question
+    value: Any  # for JSON
 
 
 NodeEvent = (
@@ -220,8 +229,13 @@ class DumpStacks(_NodeAction):
     """Make a worker write down the stacks of its threads. It may be stuck, and never do it."""
 
 
-class Look(_NodeAction):
-    """Ask a worker what its threads do; `Looked` answers."""
+@dataclass(eq=False, repr=False)
+class Ask(_NodeAction):
+    """Ask a node about itself; `Answered` answers. See `worker.questions`."""
+
+    number: int  # tells answers to several questions apart
+    question: str
+    argument: Any = None  # for JSON
 
 
 class Terminate(_NodeAction):
@@ -276,16 +290,16 @@ class Finish(_Message):
 
 
 #: Actions of the host of a node on its worker.
-WorkerAction = Start | DumpStacks | Look | Terminate | Kill
+WorkerAction = Start | DumpStacks | Ask | Terminate | Kill
 #: Actions of a node itself: see `NodeRuntime.obey`.
 Request = RequestStop | LetGo | EndCalls | ServersEnded | ServersLost | ServersMoved
 NodeAction = WorkerAction | Request
 Action = NodeAction | Finish
 
-_KINDS = {each.__name__: each for each in typing.get_args(Said | Looked | NodeAction)}
+_KINDS = {each.__name__: each for each in typing.get_args(Said | Answered | NodeAction)}
 
 
-def to_fields(message: Said | Looked | NodeAction) -> tuple[str, dict[str, Any]]:
+def to_fields(message: Said | Answered | NodeAction) -> tuple[str, dict[str, Any]]:
     """Returns the name of a message, and its content for `json.dumps`."""
     return type(message).__name__, to_json(message)
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection
 
 from courier import ExceptionReport
 from launchpad_lite.life.events import (
+    Ask,
     DumpStacks,
     Ended,
     Event,
     Kill,
-    Look,
     Looked,
     NodeAction,
     ServersLost,
@@ -95,12 +95,12 @@ class ThreadHost(abc.ABC):
         match action:
             case Start():
                 self._start(action)
-            case DumpStacks() | Look():
+            case DumpStacks():
                 self._stacks[action.node] = describe_threads(self.nodes[action.node].threads())
             case Terminate() | Kill():
                 self.nodes[action.node].force()
-            case ServersLost() | ServersMoved():
-                pass  # this process is neither lost nor moved while it runs
+            case ServersLost() | ServersMoved() | Ask():
+                pass  # this process is neither lost nor moved while it runs, and is asked directly
             case _:
                 if (node := self.nodes.get(action.node)) is not None:
                     node.runtime.obey(action)

@@ -6,6 +6,7 @@ What follows from what is seen is tested in `test_kubernetes_state`, requests in
 
 import contextlib
 import dataclasses
+import json
 import re
 import signal
 import threading
@@ -20,7 +21,7 @@ from launchers.hosts.elsewhere import ProgramEnd
 from launchers.kubernetes._client import ApiError, Cancellation
 from launchers.kubernetes._names import Names
 from launchers.kubernetes._program import KubernetesProgram
-from launchers.kubernetes._records import RecordWriter, Stacks, StatusRecord, Up
+from launchers.kubernetes._records import AnswerRecord, RecordWriter, StatusRecord, Up
 from launchers.kubernetes._state import WaitLimits
 from launchers.kubernetes._timing import Timing
 from launchpad_lite.errors import LaunchError
@@ -330,10 +331,12 @@ def test_another_shell_asks_where_threads_are(lab: Lab) -> None:
 
     def answer() -> None:
         asked = poll_until(
-            lambda: re.findall(r"launchpad-lite/stacks': '(\w+)'", str(lab.cluster.requests))
+            lambda: re.findall(r"launchpad-lite/stacks': '([^']+)'", " ".join(lab.cluster.requests))
         )
-        lab.cluster.say(lambda records: records.say(Stacks("of another", {})))
-        lab.cluster.say(lambda records: records.say(Stacks(asked[0], {"actor[0]": "in run"})))
+        assert json.loads(asked[0])[1] == "stacks"
+        text = json.dumps({"value": {"actor[0]": "in run"}, "error": ""})
+        lab.cluster.say(lambda records: records.say(AnswerRecord("of another", "{}")))
+        lab.cluster.say(lambda records: records.say(AnswerRecord(asked[0], text)))
 
     thread = threading.Thread(target=answer)
     thread.start()

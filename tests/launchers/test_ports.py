@@ -143,12 +143,12 @@ def test_an_agent_says_why_it_cannot_do_what_it_is_asked_and_lives() -> None:
     host = AgentHost("h1", link, None)
     question = LinkFrame("survey", {"word": "00" * WORD_BYTES, "listen_host": loopback()})
     try:
-        host.ask(LinkFrame("reserve", {"addresses": []}))
+        host.ask_agent(LinkFrame("reserve", {"addresses": []}))
         (agent,) = psutil.Process(link.process.pid).children()
         resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (3, 1000))
         with pytest.raises(LaunchError, match="Too many open files"):
-            host.ask(question)
+            host.ask_agent(question)
         resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (900, 1000))
-        assert host.ask(question).op == "surveyed"
+        assert host.ask_agent(question).op == "surveyed"
     finally:
         host.close()

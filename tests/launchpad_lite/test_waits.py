@@ -113,6 +113,18 @@ def test_a_ring_of_serial_nodes_is_a_deadlock(
     running.kill()
 
 
+@launchers
+def test_questions_of_one_moment_do_not_mix(launch_program: Any, launcher: str) -> None:
+    running = launch_program(_program(["", "rest"]), launcher).running
+    poll_until(lambda: len(running.ask("look")) >= 2)
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        unknown = threads.submit(running.ask, "color", nodes=["b[0]"])
+        looks = [threads.submit(running.ask, "look") for _ in range(4)]
+        assert unknown.result() == {"b[0]": {"error": "KeyError: 'color'"}}
+        assert all("threads" in found.result()["a[0]"] for found in looks)
+    running.kill()
+
+
 @pytest.mark.parametrize(("first", "method"), [("read", "items"), ("wait_for_all",) * 2])
 def test_streams_and_waits_for_all_of_some_calls_can_be_in_a_deadlock(
     launch_program: Any, first: str, method: str

@@ -1,0 +1,44 @@
+"""What a supervisor can ask a node, and the answers."""
+
+import pkgutil
+import threading
+from collections.abc import Callable, Collection, Set as AbstractSet
+from typing import Any
+
+from launchpad_lite.life.events import Answered, Ask
+from launchpad_lite.parts.as_json import to_json
+from launchpad_lite.worker.runtime import NodeRuntime
+
+#: By name, the function that answers, as `module:name`; loaded at the first question. It gets the node,
+#: the threads of it (None: all of this process) and the argument, and returns what `json.dumps` takes.
+QUESTIONS = {"look": "launchpad_lite.worker.questions:_look"}
+#: Those that take long, so a thread of their own answers.
+LONG: AbstractSet[str] = frozenset()
+
+
+def answer(
+    runtime: NodeRuntime,
+    ask: Ask,
+    post: Callable[[Answered], object],
+    idents: Collection[int] | None = None,
+) -> None:
+    """Posts the answer of a node to a question; `{"error": text}` if there is none."""
+
+    def run() -> None:
+        try:
+            function = pkgutil.resolve_name(QUESTIONS[ask.question])
+            value = function(runtime, idents, ask.argument)
+        except Exception as error:  # noqa: BLE001 - whoever asked reports it
+            value = {"error": f"{type(error).__name__}: {error}"}
+        post(Answered(ask.node, ask.number, value))
+
+    if ask.question in LONG:
+        threading.Thread(target=run, name=f"launchpad-{ask.question}", daemon=True).start()
+    else:
+        run()
+
+
+def _look(runtime: NodeRuntime, idents: Collection[int] | None, argument: object) -> Any:  # noqa: ARG001
+    from launchpad_lite.process.activity import computing_threads
+
+    return to_json(runtime.look(computing_threads(), idents))
