@@ -1,25 +1,43 @@
-"""`python -m launchpad_lite.launch status | logs | stop | stack | why`: commands for running programs."""
+"""`python -m launchpad_lite.launch status | logs | ...`: commands for running programs."""
 
 import datetime as dt
 import sys
 import textwrap
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import courier
-from launchpad_lite.errors import LaunchError
+from launchpad_lite.errors import LaunchError, ProgramPathError
+from launchpad_lite.launching.flame_graph import take_profile
 from launchpad_lite.launching.registry import Inspector, RegistryEntry, running_programs
 from launchpad_lite.launching.status_table import render_status, text_table
 from launchpad_lite.parts.escapes import shown
 from launchpad_lite.parts.log_file import FollowedLogs, folder_of_runs
 
-COMMANDS = ("status", "logs", "stop", "stack", "why")
+#: The options of each command, of which those with a value end with `=`.
+COMMANDS: Mapping[str, Sequence[str]] = {
+    "status": (),
+    "logs": ("follow",),
+    "stop": (),
+    "stack": (),
+    "why": (),
+    "profile": ("seconds=", "output="),
+}
 #: Seconds between two reads of followed logs.
 _FOLLOW_S = 0.2
 
 
-def ask_listed(command: str, words: Sequence[str], *, follow: bool) -> None:
+class AskOptions(NamedTuple):
+    """The options of a command."""
+
+    follow: bool = False  # go on until the program ends
+    seconds: float = 5.0  # of a profile
+    output: str | None = None  # a file to write
+
+
+def ask_listed(command: str, words: Sequence[str], options: AskOptions) -> None:
     """Runs a command for a running program of this user; `status` without words lists all programs.
 
     Words are the program (its name, or the number of the process that launched it; by default the
@@ -48,7 +66,7 @@ def ask_listed(command: str, words: Sequence[str], *, follow: bool) -> None:
     try:
         with entry.inspector() as inspector:
             log_dir = None if entry.log_dir is None else Path(entry.log_dir)
-            ask(command, inspector, log_dir, nodes, follow=follow)
+            ask(command, inspector, log_dir, nodes, options)
     except courier.ServerGoneError as error:
         if command not in ("stop", "logs"):
             raise LaunchError(f"{where} has ended meanwhile") from error
@@ -76,8 +94,7 @@ def ask(
     inspector: Inspector,
     log_dir: Path | None,
     nodes: Sequence[str],
-    *,
-    follow: bool,
+    options: AskOptions,
 ) -> None:
     """Runs a command for a running program, of which `inspector` tells."""
     if command == "stop" and not nodes:
@@ -96,6 +113,12 @@ def ask(
         raise LaunchError(
             f"{title}; `{command}` {does} whole programs, not nodes: {', '.join(nodes)}"
         )
+    elif command == "profile":
+        try:
+            found = take_profile(inspector.ask, [*chosen], options.seconds, options.output)
+        except ValueError as error:
+            raise ProgramPathError(str(error)) from None
+        print(shown(found))  # noqa: T201
     elif command == "why":
         print(shown(inspector.why()))  # noqa: T201
     elif command == "stack":
@@ -103,7 +126,7 @@ def ask(
             if not nodes or node in chosen:
                 print(shown(f"{node}\n{textwrap.indent(text, '  ')}\n"))  # noqa: T201
     else:
-        lines = _followed(inspector, log_dir) if follow else inspector.output()
+        lines = _followed(inspector, log_dir) if options.follow else inspector.output()
         is_empty = True
         for node, line in lines:
             is_empty = False

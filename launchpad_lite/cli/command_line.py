@@ -19,7 +19,12 @@ from courier.lowlevel import signature_of
 from launchpad_lite import errors
 from launchpad_lite._version import __version__
 from launchpad_lite.cli._doctor import diagnose
-from launchpad_lite.cli._run_commands import COMMANDS as COMMANDS_OF_RUNS, ask, ask_listed
+from launchpad_lite.cli._run_commands import (
+    COMMANDS as COMMANDS_OF_RUNS,
+    AskOptions,
+    ask,
+    ask_listed,
+)
 from launchpad_lite.graph.program import Program
 from launchpad_lite.launching import (
     Launcher,
@@ -67,6 +72,8 @@ which, if there are several), and NODE is label or label[replica]:
   stop     stop it in order, and wait for its end
   stack    show where the threads of its nodes are now
   why      show who waits for whom, and why it does not go on
+  profile  show where threads spend their time; --seconds=5; --output=FILE (.svg, .html,
+           .speedscope.json, .txt) writes a flame graph, for speedscope, or folded stacks
 
 The same for programs that outlive their launcher: name the launcher and the run (--launcher=slurm: the
 number of the job or the folder of the run; --launcher=kubernetes: the name of the run).
@@ -340,20 +347,30 @@ def _do_without_program(command: str, rest: list[str]) -> int:
 
 def _ask_run(command: str, rest: list[str]) -> int:
     """Runs a command for a running program; if a launcher is named, for one that it finds again."""
-    follow = {"-f", "--follow"}.intersection(rest) if command == "logs" else set()
-    rest = [word for word in rest if word not in follow]
+    known = COMMANDS_OF_RUNS[command]
+    given: dict[str, Any] = {}
+    for name in known:
+        if name.endswith("="):
+            given[name[:-1]] = _take_option(rest, name[:-1])
+        else:
+            switches = {f"--{name}", f"-{name[0]}"}.intersection(rest)
+            given[name] = bool(switches)
+            rest = [word for word in rest if word not in switches]
+    if text := given.pop("seconds", None):
+        given["seconds"] = _convert(f"--seconds={text}", text, (float,))
+    asked = AskOptions(**given)
     has_launcher = flags.launcher_flag().value is not None
     launcher, options = _take_launcher(rest, command)
     words = [word for word in rest if not word.startswith("-")]
     if unknown := [word for word in rest if word.startswith("-")]:
-        _refuse(command, unknown[0], ["follow"] if command == "logs" else [], options)
+        _refuse(command, unknown[0], [name.rstrip("=") for name in known], options)
     if has_launcher and type(launcher).attach is not Launcher.attach:
         reference, *nodes = [_take_path(words), *words]
         running = launcher.attach(reference)
         inspector = Inspector(running, _LOOK_S)
-        ask(command, inspector, running.log_dir, nodes, follow=bool(follow))
+        ask(command, inspector, running.log_dir, nodes, asked)
     else:
-        ask_listed(command, words, follow=bool(follow))
+        ask_listed(command, words, asked)
     return 0
 
 

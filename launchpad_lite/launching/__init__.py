@@ -292,6 +292,29 @@ class RunningProgram(abc.ABC):
 
     # Called by users
 
+    def profile(self, node: str, seconds: float = 5.0, output: str | Path | None = None) -> str:
+        """Returns where the threads of a node spend their time: the hottest lines.
+
+        A thread of the node looks at all stacks, up to 100 times a second. Threads that compute are told apart
+        from threads that wait.
+
+        Args:
+            node: `label[replica]`.
+            seconds: How long it takes.
+            output: A file to write: a flame graph (.svg, .html), for speedscope
+                (.speedscope.json), or folded stacks (.txt).
+
+        Raises:
+            LaunchError: The node does not answer, or this launcher cannot ask.
+            ValueError: The file is of another kind.
+
+        Example:
+            print(running.profile("actor[0]", seconds=5, output="actor.svg"))
+        """
+        from launchpad_lite.launching.flame_graph import take_profile
+
+        return take_profile(self.ask, [node], seconds, output)
+
     def wait(self, timeout_s: float | None = None) -> ProgramResult:
         """Waits for the end of the program.
 

@@ -1,6 +1,8 @@
 """What the threads of this process do now: which calls they answer, and what they wait for."""
 
 import linecache
+import os
+import sys
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -19,21 +21,31 @@ _WATCH_S, _LEAST = 0.05, 0.1
 
 def computing_threads() -> Collection[int]:
     """Watches for 50 ms which threads use the processor; none where the system does not tell."""
-    ids = {each.ident: each.native_id for each in threading.enumerate()}
-    before = {ident: _processor_s(native) for ident, native in ids.items()}
+    ids = native_ids()
+    before = {ident: scheduled_s(native)[0] for ident, native in ids.items()}
     time.sleep(_WATCH_S)
     return {
         ident
         for ident, native in ids.items()
-        if ident is not None and _processor_s(native) - before[ident] > _LEAST * _WATCH_S
+        if ident is not None and scheduled_s(native)[0] - before[ident] > _LEAST * _WATCH_S
     }
 
 
-def _processor_s(native_id: int | None) -> float:
+def native_ids() -> dict[int | None, int | None]:
+    """Returns the numbers of the system for threads, by ident."""
+    ids = {each.ident: each.native_id for each in threading.enumerate()}
+    if sys.platform == "linux":  # after a fork, some Pythons know the number of the parent's
+        ids[threading.main_thread().ident] = os.getpid()
+    return ids
+
+
+def scheduled_s(native_id: int | None) -> tuple[float, float]:
+    """Returns for how long a thread has used a processor, and waited for one, in seconds."""
     try:
-        return int(Path(f"/proc/self/task/{native_id}/schedstat").read_text().split()[0]) * 1e-9
+        ran, queued, _ = Path(f"/proc/self/task/{native_id}/schedstat").read_text().split()
     except OSError:  # it has ended, or the system is another one
-        return 0.0
+        return 0.0, 0.0
+    return int(ran) * 1e-9, int(queued) * 1e-9
 
 
 def activities(

@@ -131,7 +131,7 @@ def _lines(stack: Stack) -> Iterator[str]:
     for frame, line in stack:
         code = frame.f_code
         if is_ours(code.co_filename):
-            inside = code.co_filename.removeprefix(_ROOT).partition("/")[0]
+            inside = package_of(code.co_filename)
             called = called or awaited_call(frame)
             continue
         if not (is_of_user(code.co_filename) or (has_begun and not inside)):
@@ -150,6 +150,11 @@ def _note(package: str, called: AwaitedCall | None) -> str:
 
 def is_ours(filename: str) -> bool:
     return filename.startswith(_OURS)
+
+
+def package_of(filename: str) -> str:
+    """Returns which package of ours has a file; "" for others."""
+    return filename.removeprefix(_ROOT).partition("/")[0] if is_ours(filename) else ""
 
 
 def is_of_user(filename: str) -> bool:

@@ -11,9 +11,12 @@ from launchpad_lite.worker.runtime import NodeRuntime
 
 #: By name, the function that answers, as `module:name`; loaded at the first question. It gets the node,
 #: the threads of it (None: all of this process) and the argument, and returns what `json.dumps` takes.
-QUESTIONS = {"look": "launchpad_lite.worker.questions:_look"}
+QUESTIONS = {
+    "look": "launchpad_lite.worker.questions:_look",
+    "profile": "launchpad_lite.worker.questions:_profile",
+}
 #: Those that take long, so a thread of their own answers.
-LONG: AbstractSet[str] = frozenset()
+LONG: AbstractSet[str] = frozenset(("profile",))
 
 
 def answer(
@@ -42,3 +45,12 @@ def _look(runtime: NodeRuntime, idents: Collection[int] | None, argument: object
     from launchpad_lite.process.activity import computing_threads
 
     return to_json(runtime.look(computing_threads(), idents))
+
+
+def _profile(runtime: NodeRuntime, idents: Collection[int] | None, argument: float) -> Any:
+    from launchpad_lite.process.sampling import sample
+
+    def threads() -> Collection[int] | None:
+        return None if idents is None else {*idents, *runtime.threads_of_calls()}
+
+    return sample(argument, threads, runtime.stop_event.is_set)

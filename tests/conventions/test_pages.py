@@ -64,6 +64,7 @@ _OUTPUT = {
     "futures.py": "[driver[0]] squares: [0, 1, 4]\n[driver[0]] stream: [0, 1, 2]\n",
     "keeping.py": "runs: 2, lost workers: 1\n['state.json']\n",
     "models.py": "999000\n",
+    "pausing.py": "[trainer[0]] total: 3\n",
     "page_node.py": "[reader[0]] a page\n",
     "replicate.py": "[6.0, 6.0]\n",
     "set_up.py": "[trainer[0]] threads of BLAS: 1 11\n",

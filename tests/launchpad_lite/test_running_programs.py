@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import launchpad_lite as lp
-from launchpad_lite.cli._run_commands import ask_listed
+from launchpad_lite.cli._run_commands import AskOptions, ask_listed
 from launchpad_lite.parts.private_files import user_name
 from launchpad_lite.testing import poll_until
 
@@ -319,7 +319,7 @@ def test_what_is_no_entry_of_this_version_is_passed_over(
         program = lp.Program("demo")
         program.add_node(lp.PyNode(lp.wait_for_stop), label="a")
         with lp.launch(program, "test_mt"):
-            ask_listed("status", [], follow=False)
+            ask_listed("status", [], AskOptions())
     assert caplog.text == ""
     shown = capsys.readouterr()
     assert shown.out.splitlines()[1].startswith("demo ")
@@ -342,7 +342,7 @@ def test_nothing_is_read_or_removed_in_a_folder_that_a_stranger_has_made(
     if target != planted:
         planted.symlink_to(target)
     os.chown(planted, 4711, -1, follow_symlinks=False)
-    ask_listed("status", [], follow=False)
+    ask_listed("status", [], AskOptions())
     assert len(list(target.iterdir())) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"passed over 1: {planted}: others could replace what is there")
