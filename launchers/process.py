@@ -48,6 +48,7 @@ class ProcessLauncher(Launcher):
         # Imported while the agent starts, with what is needed once nodes start: by then all cores are busy.
         from courier import Client, Server  # noqa: F401
         from courier.lowlevel import join_address, loopback
+        from launchers.supervision.breakpoints import has_terminal
         from launchers.supervision.console import Console
         from launchers.supervision.payloads import payloads
         from launchers.supervision.remote import AgentHost
@@ -68,7 +69,8 @@ class ProcessLauncher(Launcher):
             program = SupervisedProgram(
                 plan, options, table, log_dir, tells_logs=tells_logs, timing=timing
             )
-            host.payloads.update(payloads(plan, table, options))
+            leads_here = console is not None and has_terminal()
+            host.payloads.update(payloads(plan, table, options, has_terminal=leads_here))
             host.grants.update(allotment.grants)
             host.listen(program, log_dir, None, options.log_limit_bytes)
         except BaseException:  # an interrupt, too

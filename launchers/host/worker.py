@@ -215,6 +215,7 @@ def run_worker(data: bytes, control_fd: int, stacks_fd: int) -> int:
         payload.script.stand_in()
         runtime = NodeRuntime(setup, payload.addresses.table(), link.post, has_process=True)
         _Control(link, runtime, _Termination(), stacks_fd).start()
+        sys.breakpointhook = functools.partial(_stop_at_breakpoint, runtime, os.getpid())
     except BaseException as error:  # noqa: BLE001 - the launcher reports it
         report = report_on(error, functools.partial(tell, Failing))
         tell(Failed, report)
@@ -227,6 +228,16 @@ def run_worker(data: bytes, control_fd: int, stacks_fd: int) -> int:
         return 1
     _explain_lingering()
     return 0
+
+
+def _stop_at_breakpoint(runtime: NodeRuntime, pid: int, *args: object, **kwargs: object) -> object:
+    """Does what `breakpoint()` does in a node, whose process has no terminal."""
+    if os.environ.get("PYTHONBREAKPOINT"):  # it names another debugger
+        return sys.__breakpointhook__(*args, **kwargs)  # noqa: T100
+    from launchpad_lite.worker.debugger import debugger_of
+
+    debugger_of(runtime).stop(sys._getframe(1), is_child=os.getpid() != pid)
+    return None
 
 
 def _explain_lingering() -> None:

@@ -271,10 +271,10 @@ _OUT = Writer(_standard("stdout"), _not_shown, _LIVE)
 _ERR = Writer(_standard("stderr"), live=_LIVE, drawn_by=_OUT)
 
 
-def tell(text: str) -> None:
+def tell(text: str, end: str = "\n") -> None:
     """Prints a message to standard error; does not wait."""
     encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
-    _ERR.put(f"{shown(text)}\n".encode(encoding, "backslashreplace"))
+    _ERR.put(f"{shown(text)}{end}".encode(encoding, "backslashreplace"))
 
 
 def warn(

@@ -9,12 +9,14 @@ from launchpad_lite.process.script import Script
 from launchpad_lite.worker.address import OpenTable
 
 
-def payloads(plan: LaunchPlan, table: AddressTable, options: LaunchOptions) -> dict[str, Payload]:
+def payloads(
+    plan: LaunchPlan, table: AddressTable, options: LaunchOptions, *, has_terminal: bool = False
+) -> dict[str, Payload]:
     """Returns the payload of each node's worker, at its first start."""
     flags, script, addresses = FlagSnapshot.take(), Script.here(), OpenTable.of(table)
     return {
         each.name: Payload(
-            setup=each.setup(plan.program, 0, options.notice_s),
+            setup=each.setup(plan.program, 0, options.notice_s)._replace(has_terminal=has_terminal),
             work=each.work,
             addresses=addresses,
             argv=[*sys.argv, *each.process.flags()],

@@ -26,6 +26,7 @@ from launchers.host.relay import RELAYED
 from launchers.host.usage import Usage
 from launchers.supervision.agent_link import AgentLink
 from launchers.supervision.answers import Answers
+from launchers.supervision.breakpoints import Breakpoints
 from launchers.supervision.console import Output, warn
 from launchers.supervision.logs import NodeLogs, log_path
 from launchers.supervision.supervised_program import SupervisedProgram
@@ -34,6 +35,7 @@ from launchpad_lite.launching import Address, NodeFailure
 from launchpad_lite.life.events import (
     Answered,
     Ask,
+    Debugged,
     Ended,
     Event,
     Failed,
@@ -99,6 +101,7 @@ class AgentHost:
         self._failed: set[str] = set()  # nodes whose last worker failed
         self._stacks: dict[str, str] = {}
         self._said_when_asked = Answers()
+        self._breakpoints = Breakpoints(self.ask)
         #: Nodes that were started and have not ended, and those that are being ended by SIGKILL.
         self._living: set[str] = set()
         self._killed: set[str] = set()
@@ -362,6 +365,10 @@ class AgentHost:
                 self._said_when_asked.take_in(said)
             case Failing() | Failed():
                 self._failed.add(said.node)
+                self.post(said)
+            case Debugged():
+                if said.place:
+                    self._breakpoints.announce(said.node, said.place)
                 self.post(said)
             case _:
                 self.post(said)

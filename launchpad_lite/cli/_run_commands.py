@@ -1,5 +1,6 @@
 """`python -m launchpad_lite.launch status | logs | ...`: commands for running programs."""
 
+import contextlib
 import datetime as dt
 import sys
 import textwrap
@@ -24,9 +25,11 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "stack": (),
     "why": (),
     "profile": ("seconds=", "output="),
+    "attach": (),
 }
 #: Seconds between two reads of followed logs.
 _FOLLOW_S = 0.2
+_ANSWER_S = 10.0  # seconds that the debugger of a node has to answer
 
 
 class AskOptions(NamedTuple):
@@ -119,6 +122,10 @@ def ask(
         except ValueError as error:
             raise ProgramPathError(str(error)) from None
         print(shown(found))  # noqa: T201
+    elif command == "attach":
+        if len(chosen) != 1:
+            raise LaunchError(f"{title}; `attach` looks into one node, not {', '.join(chosen)}")
+        _attach(inspector, *chosen)
     elif command == "why":
         print(shown(inspector.why()))  # noqa: T201
     elif command == "stack":
@@ -137,6 +144,29 @@ def ask(
             raise LaunchError(
                 "what its nodes print is not kept: it is in the output of the process that launched it"
             )
+
+
+def _attach(inspector: Inspector, node: str) -> None:
+    """Passes on lines to the debugger of a node, until it or the input ends."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - `input` edits lines with it
+    argument: str | None = None
+    while True:
+        answers = inspector.ask("debug", argument, nodes=[node], timeout_s=_ANSWER_S)
+        answer = answers.get(node, {"error": "it does not answer, or has ended"})
+        if "error" in answer:
+            raise LaunchError(f"{node} has no debugger: {answer['error']}")
+        before, line_end, prompt = answer["output"].rpartition("\n")
+        print(shown(before), end=line_end, flush=True)  # noqa: T201
+        if answer["over"]:
+            return
+        argument = ""
+        if answer["asks"]:
+            try:
+                argument = f"={input(shown(prompt))}"
+            except (EOFError, KeyboardInterrupt):
+                argument = "=quit"
+                print()  # noqa: T201
 
 
 def _matching(known: Sequence[str], wanted: Sequence[str], title: str) -> Collection[str]:

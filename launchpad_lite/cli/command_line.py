@@ -72,6 +72,7 @@ which, if there are several), and NODE is label or label[replica]:
   stop     stop it in order, and wait for its end
   stack    show where the threads of its nodes are now
   why      show who waits for whom, and why it does not go on
+  attach   open a debugger in one node: look at the variables of its threads, which run on
   profile  show where threads spend their time; --seconds=5; --output=FILE (.svg, .html,
            .speedscope.json, .txt) writes a flame graph, for speedscope, or folded stacks
 

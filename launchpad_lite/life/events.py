@@ -93,6 +93,13 @@ class Heartbeat(_NodeEvent):
 
 
 @dataclass(eq=False, repr=False)
+class Debugged(_NodeEvent):
+    """Somebody debugs a node, which is not hung then; `place`: where a thread has stopped just now."""
+
+    place: str
+
+
+@dataclass(eq=False, repr=False)
 class Preempted(_NodeEvent):
     """A signal from outside has asked a node to end, and it has begun to."""
 
@@ -198,6 +205,7 @@ NodeEvent = (
     | Ended
     | Healthy
     | Heartbeat
+    | Debugged
     | Preempted
     | StopReceived
     | Placed

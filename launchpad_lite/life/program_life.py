@@ -24,6 +24,7 @@ from launchpad_lite.life.events import (
     Action,
     Constructed,
     CutShort,
+    Debugged,
     DumpStacks,
     EndCalls,
     Ended,
@@ -315,6 +316,11 @@ class ProgramLife:
                 self._expect(node, "health", liveness.health_s, now)
             case Heartbeat():
                 self._expect(node, "heartbeat", liveness.heartbeat_deadline_s, now)
+            case Debugged():
+                limits = (liveness.startup_s, liveness.health_s, liveness.heartbeat_deadline_s)
+                for sign, limit_s in zip(("startup", "health", "heartbeat"), limits, strict=True):
+                    if sign in node.worker.signs:
+                        self._expect(node, sign, limit_s, now)
             case StopReceived():
                 hold, limit = node.hold, now + self._timing.unaware_s
                 hold.ignores_stop = not event.listens

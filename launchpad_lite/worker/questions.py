@@ -12,11 +12,12 @@ from launchpad_lite.worker.runtime import NodeRuntime
 #: By name, the function that answers, as `module:name`; loaded at the first question. It gets the node,
 #: the threads of it (None: all of this process) and the argument, and returns what `json.dumps` takes.
 QUESTIONS = {
+    "debug": "launchpad_lite.worker.debugger:debug",
     "look": "launchpad_lite.worker.questions:_look",
     "profile": "launchpad_lite.worker.questions:_profile",
 }
 #: Those that take long, so a thread of their own answers.
-LONG: AbstractSet[str] = frozenset(("profile",))
+LONG: AbstractSet[str] = frozenset(("debug", "profile"))
 
 
 def answer(

@@ -66,6 +66,7 @@ class NodeSetup(NamedTuple):
     restarts: bool = False  # whether it is started again when it fails
     host: str = ""  # its host, for messages
     ram_bytes: int | None = None  # limit of its main memory, if there is one
+    has_terminal: bool = False  # whether `breakpoint()` has the terminal of the launch
 
     @property
     def name(self) -> str:

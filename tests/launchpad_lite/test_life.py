@@ -26,6 +26,7 @@ from launchpad_lite.life.events import (
     Action,
     Constructed,
     CutShort,
+    Debugged,
     DumpStacks,
     EndCalls,
     Ended,
@@ -766,6 +767,15 @@ STORIES = {
             (Ended("a", 0), [Start("a", 1)]),
             (4.9, []),
             (0.2, forced("a")),
+        ],
+    ),
+    "a node that is debugged is not hung": Story(
+        [limited("a", startup_s=5.0, health_s=5.0, heartbeat_s=5.0)],
+        [
+            *((4.9, []), (Debugged("a", 0, "train.py:3"), [])) * 2,
+            (Constructed("a", 0, True), []),
+            *((4.9, []), (Debugged("a", 0, ""), [])) * 2,
+            (5.3, forced("a")),
         ],
     ),
     "signs that come too late do not save a hung node": Story(

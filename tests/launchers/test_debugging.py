@@ -1,0 +1,179 @@
+"""Debuggers in running nodes, on terminals that are real."""
+
+import contextlib
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launchers.scripts import Script
+
+_SOURCE = """
+    import launchpad_lite as lp
+
+    class Trainer:
+        def __init__(self, number):
+            self.number = number
+
+        def run(self):
+            total = self.number
+            breakpoint()
+            total += 1
+            print("total:", total, flush=True)
+
+    def make_program():
+        program = lp.Program("pausing")
+        with program.group("trainer"):
+            for number in (10, 20):
+                program.add_node(lp.PyClassNode(Trainer, number))
+        return program
+
+    if __name__ == "__main__":
+        lp.main(make_program)
+"""
+_WAITING = """
+    import threading
+    import launchpad_lite as lp
+
+    class Server:
+        def get(self, key):
+            lp.wait_for_stop()
+
+    class Client:
+        def __init__(self, server):
+            self._server = server
+
+        def run(self):
+            key = 17
+            print("ready", flush=True)
+            self._server.get(key)
+
+    def make_program():
+        program = lp.Program("waiting")
+        server = program.add_node(lp.CourierNode(Server), label="server")
+        program.add_node(lp.PyClassNode(Client, server), label="client")
+        return program
+
+    if __name__ == "__main__":
+        lp.main(make_program)
+"""
+
+
+class _Terminal:
+    """A terminal with a command that runs on it; a context manager that ends it."""
+
+    def __init__(self, *command: str, env: dict[str, str]) -> None:
+        self._pid, self._fd = pty.fork()
+        if self._pid == 0:
+            with contextlib.suppress(OSError):
+                os.execve(command[0], command, {**os.environ, "TERM": "dumb", **env})
+            os._exit(1)
+        self._read = ""
+
+    def expect(self, pattern: str) -> str:
+        """Waits until a pattern has been shown; returns what was shown before."""
+        give_up_at = time.monotonic() + 30
+        while not (found := re.search(pattern, self._read)):
+            assert time.monotonic() < give_up_at, f"no {pattern!r} in {self._read!r}"
+            if select.select([self._fd], [], [], 0.1)[0]:
+                try:
+                    self._read += os.read(self._fd, 4096).decode()
+                except OSError:  # how Linux says that it is closed
+                    raise AssertionError(f"no {pattern!r} at the end of {self._read!r}") from None
+        before, self._read = self._read[: found.start()], self._read[found.end() :]
+        return before
+
+    def type(self, line: str) -> None:
+        os.write(self._fd, f"{line}\n".encode())
+
+    def __enter__(self) -> "_Terminal":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.kill(self._pid, signal.SIGTERM)
+        with contextlib.suppress(OSError):
+            while os.read(self._fd, 4096):
+                pass
+        os.waitpid(self._pid, 0)
+        os.close(self._fd)
+
+
+@pytest.fixture
+def script(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Script]:
+    with Script(tmp_path, request.param) as script:
+        yield script
+
+
+def _env(script: Script) -> dict[str, str]:
+    ours = Path(__file__).parents[2]
+    folder = script.folder / "runtime"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    logs = {"LAUNCHPAD_LOGGING_DIR": str(script.logs), "XDG_RUNTIME_DIR": str(folder)}
+    return {**logs, "PYTHONPATH": str(ours), "TMPDIR": str(script.folder)}
+
+
+@pytest.mark.parametrize("script", [_SOURCE], indirect=True, ids=["script"])
+def test_a_breakpoint_has_the_terminal_of_the_launch_one_node_after_the_other(
+    script: Script,
+) -> None:
+    with _Terminal(sys.executable, str(script.path), env=_env(script)) as terminal:
+        totals = set()
+        for _ in range(2):
+            shown = terminal.expect(r"-> total \+= 1\r\n\(Pdb\) ")
+            assert "agent.py" not in shown
+            terminal.type("p total")
+            totals.add(terminal.expect(r"\r\n\(Pdb\) ").splitlines()[-1])
+            terminal.type("next")
+            terminal.expect(r'-> print\("total:", total, flush=True\)\r\n\(Pdb\) ')
+            terminal.type("total = -1")
+            terminal.expect(r"\(Pdb\) ")
+            terminal.type("continue")
+        assert totals == {"10", "20"}
+        terminal.expect("pausing: completed")
+    for node in ("trainer[0]", "trainer[1]"):
+        assert script.log(node) == b"total: -1\n"
+
+
+@pytest.mark.parametrize("script", [_SOURCE], indirect=True, ids=["script"])
+def test_without_a_terminal_a_breakpoint_says_so_and_the_node_goes_on(script: Script) -> None:
+    ended = script.run(env=_env(script))
+    assert ended.code == 0, ended.stderr
+    attach = "python -m launchpad_lite.launch attach pausing 'trainer[0]'"
+    line = f"launchpad: breakpoint() at script.py:10 does not stop trainer[0], to which no terminal leads. To look into it: {attach}"
+    assert f"[trainer[0]] {line}\n[trainer[0]] total: 11\n" in ended.stdout
+
+
+@pytest.mark.parametrize("script", [_WAITING], indirect=True, ids=["script"])
+def test_another_shell_looks_at_the_variables_of_threads_that_run_on(script: Script) -> None:
+    env = _env(script)
+    process = script.start(env=env)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "[client[0]] ready\n"
+    shell = (sys.executable, "-m", "launchpad_lite.launch", "attach", "waiting")
+    with _Terminal(*shell, "client[0]", env=env) as terminal:
+        terminal.expect(r"-> self\._server\.get\(key\)\r\n\(Pdb\) ")
+        terminal.type("key + 1")
+        terminal.expect(r"18\r\n\(Pdb\) ")
+        terminal.type("next")
+        terminal.expect("The thread runs on, so it cannot be stepped")
+        terminal.type("threads")
+        terminal.expect(r"MainThread  \S*script\.py:16 run")
+        terminal.type("q")
+    lines = "thread courier-handler-1\np key\n"
+    done = subprocess.run(
+        [*shell, "server[0]"],
+        env={**os.environ, **env},
+        input=lines,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.endswith("(Pdb) 17\n(Pdb) \n"), done
+    assert process.poll() is None
