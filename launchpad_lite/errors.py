@@ -10,6 +10,7 @@
     ├── UnresolvedAddressError   a handle was dereferenced before its program runs      (RuntimeError)
     ├── NodeFailedError          a node failed, and the program with it                 (RuntimeError)
     ├── LaunchError              the program could not be started                       (RuntimeError)
+    ├── CommandError             a command that is a node failed                        (RuntimeError)
     └── CheckpointError          the state of a node cannot be saved or restored        (RuntimeError)
 
 Calls between nodes raise the errors of `courier.errors`.
@@ -22,6 +23,7 @@ from launchpad_lite.parts.escapes import shown
 
 __all__ = [
     "CheckpointError",
+    "CommandError",
     "LaunchError",
     "LauncherLoadError",
     "LaunchpadError",

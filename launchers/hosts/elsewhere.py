@@ -27,7 +27,7 @@ from launchpad_lite.process.signal_waker import SIGNAL_WAKER
 #: Exit code of a supervisor that could not do its work.
 FAILED = 1
 #: What of a program others may ask.
-_ASKED = ("ask", "stacks", "why")
+_ASKED = ("ask", "stacks", "wait_graph", "why")
 #: Seconds between two checks for an answer.
 _LOOK_S = 0.25
 
@@ -68,6 +68,11 @@ class ProgramElsewhere(WatchedProgram):
     def why(self) -> str:
         """Returns who waits for whom. Raises as `ask`."""
         return str(self._answer_to("why"))
+
+    def wait_graph(self) -> Mapping[str, Any]:
+        """Returns what `why` says, and what it is made of. Raises as `ask`."""
+        found: Mapping[str, Any] = self._answer_to("wait_graph")
+        return found
 
     def _answer_to(
         self,

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from launchers.host.usage import Usage
 from launchers.supervision.console import warn
@@ -47,6 +47,9 @@ from launchpad_lite.life.result import indented, named
 from launchpad_lite.life.timing import DEFAULT, Timing
 from launchpad_lite.parts.as_json import from_json
 from launchpad_lite.process.stop_handlers import STOP_HANDLERS
+
+if TYPE_CHECKING:
+    from launchpad_lite.life.waits import ServingNode
 
 _IDLE_CPU = 0.05  # a node that uses fewer cores than this is idle
 _UP = ("starting", "running", "serving")  # states in which a node can wait for others
@@ -219,7 +222,18 @@ class SupervisedProgram(WatchedProgram):
 
     def why(self) -> str:
         """Returns who waits for whom, and why the program does not go on."""
-        from launchpad_lite.life.waits import ServingNode, explain
+        from launchpad_lite.life.waits import explain
+
+        return explain(self._serving_nodes())
+
+    def wait_graph(self) -> Mapping[str, Any]:
+        """Returns what `why` says, and what it is made of."""
+        from launchpad_lite.life.waits import graph
+
+        return graph(self._serving_nodes())
+
+    def _serving_nodes(self) -> "dict[str, ServingNode]":
+        from launchpad_lite.life.waits import ServingNode
 
         before = self._states.copy()
         looks = self._look()
@@ -236,7 +250,7 @@ class SupervisedProgram(WatchedProgram):
         # Where nodes are threads, the threads that they have started belong to no node.
         for look in looks.values():
             nodes[f"process {os.getpid()}"] = ServingNode("running", [], os.getpid(), look)
-        return explain(nodes)
+        return nodes
 
     def _idle_nodes(self) -> frozenset[str]:
         usage = self._host.usage()

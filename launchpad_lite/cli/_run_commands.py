@@ -1,29 +1,32 @@
 """`python -m launchpad_lite.launch status | logs | ...`: commands for running programs."""
 
 import contextlib
+import dataclasses
 import datetime as dt
+import json
 import sys
 import textwrap
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import courier
 from launchpad_lite.errors import LaunchError, ProgramPathError
 from launchpad_lite.launching.flame_graph import take_profile
 from launchpad_lite.launching.registry import Inspector, RegistryEntry, running_programs
 from launchpad_lite.launching.status_table import render_status, text_table
+from launchpad_lite.parts.as_json import to_json
 from launchpad_lite.parts.escapes import shown
 from launchpad_lite.parts.log_file import FollowedLogs, folder_of_runs
 
 #: The options of each command, of which those with a value end with `=`.
 COMMANDS: Mapping[str, Sequence[str]] = {
-    "status": (),
-    "logs": ("follow",),
+    "status": ("json",),
+    "logs": ("follow", "json"),
     "stop": (),
-    "stack": (),
-    "why": (),
+    "stack": ("json",),
+    "why": ("json",),
     "profile": ("seconds=", "output="),
     "attach": (),
 }
@@ -36,6 +39,7 @@ class AskOptions(NamedTuple):
     """The options of a command."""
 
     follow: bool = False  # go on until the program ends
+    json: bool = False  # print JSON
     seconds: float = 5.0  # of a profile
     output: str | None = None  # a file to write
 
@@ -48,6 +52,12 @@ def ask_listed(command: str, words: Sequence[str], options: AskOptions) -> None:
     all).
     """
     entries, passed_over = running_programs()
+    if command == "status" and not words and options.json:
+        known = [dataclasses.asdict(each) for each in entries]
+        hidden = ("address", "secret")
+        programs = [{k: v for k, v in each.items() if k not in hidden} for each in known]
+        print_json(programs=programs, passed_over=passed_over)
+        return
     if command == "status" and not words:
         print(shown(render_runs(entries)))  # noqa: T201 - what a command line is for
         if passed_over:
@@ -106,7 +116,11 @@ def ask(
         return
     title, known = inspector.status()
     chosen = _matching([each.name for each in known], nodes, title)
-    if command == "status":
+    if command == "status" and options.json:
+        nodes_known = [to_json(each) for each in known if each.name in chosen]
+        folder = None if log_dir is None else str(log_dir)
+        print_json(summary=title, log_dir=folder, nodes=nodes_known)
+    elif command == "status":
         print(shown(title))  # noqa: T201
         print(shown(render_status([each for each in known if each.name in chosen])))  # noqa: T201
         if log_dir is not None:
@@ -126,8 +140,13 @@ def ask(
         if len(chosen) != 1:
             raise LaunchError(f"{title}; `attach` looks into one node, not {', '.join(chosen)}")
         _attach(inspector, *chosen)
+    elif command == "why" and options.json:
+        print_json(**inspector.wait_graph())
     elif command == "why":
         print(shown(inspector.why()))  # noqa: T201
+    elif command == "stack" and options.json:
+        stacks = inspector.stacks()
+        print_json(stacks={k: text for k, text in stacks.items() if not nodes or k in chosen})
     elif command == "stack":
         for node, text in inspector.stacks().items():
             if not nodes or node in chosen:
@@ -139,11 +158,18 @@ def ask(
             is_empty = False
             if not nodes or node in chosen:
                 text = line.decode(errors="replace").rstrip("\r\n")
-                print(shown(f"[{node}] {text}"), flush=True)  # noqa: T201
+                said = {"node": node, "line": text}
+                line_shown = json.dumps(said) if options.json else shown(f"[{node}] {text}")
+                print(line_shown, flush=True)  # noqa: T201
         if is_empty and log_dir is None:
             raise LaunchError(
                 "what its nodes print is not kept: it is in the output of the process that launched it"
             )
+
+
+def print_json(**content: Any) -> None:
+    """Prints an object in one line: what `docs/command_line.md` describes."""
+    print(json.dumps({"format": 1, **content}))  # noqa: T201
 
 
 def _attach(inspector: Inspector, node: str) -> None:

@@ -24,6 +24,7 @@ from launchpad_lite.cli._run_commands import (
     AskOptions,
     ask,
     ask_listed,
+    print_json,
 )
 from launchpad_lite.graph.program import Program
 from launchpad_lite.launching import (
@@ -75,6 +76,8 @@ which, if there are several), and NODE is label or label[replica]:
   attach   open a debugger in one node: look at the variables of its threads, which run on
   profile  show where threads spend their time; --seconds=5; --output=FILE (.svg, .html,
            .speedscope.json, .txt) writes a flame graph, for speedscope, or folded stacks
+
+status, logs, stack and why (and plan) print JSON with --json: see docs/command_line.md.
 
 The same for programs that outlive their launcher: name the launcher and the run (--launcher=slurm: the
 number of the job or the folder of the run; --launcher=kubernetes: the name of the run).
@@ -192,8 +195,9 @@ def _run(arguments: list[str]) -> int:
             return 0
         if not isinstance(found, Program) and _gives_more(path):
             _run_named_script(path, command, launcher.name, arguments)
+        as_json = _takes_json(command, rest, found)
         program = make_program(found, path, rest, options)
-    return _do(command, program, launcher, output, {})
+    return _do(command, program, launcher, output, {}, as_json=as_json)
 
 
 def _run_original(arguments: list[str], options: Sequence[str]) -> NoReturn:
@@ -237,22 +241,33 @@ def _run_script(
     _, *rest = flags.parse_known([sys.argv[0], *arguments])
     if _is_answered(rest):
         return 0
-    # A word after `--name` may be its value.
-    has_command = all("=" in each for each in rest[: _first_word(rest)])
+    # A word after `--name` may be its value, unless that is true or false.
+    own = signature_of(function).parameters
+    bare = [each[2:].replace("-", "_") for each in rest[: _first_word(rest)] if "=" not in each]
+    has_command = all(each in own and bool in kinds_of(function, each) for each in bare)
     command = _take_command(rest) if has_command else "run"
     if command in _WITHOUT_PROGRAM:
         return _do_without_program(command, rest)
     output = _take_option(rest, "output") if command in ("render", "emit") else None
-    own = signature_of(function).parameters
     launcher, options = _take_launcher(rest, command, own)
     if _wants_help(rest):
         print(_describe(f"{Path(sys.argv[0]).name} [COMMAND]", function, options))  # noqa: T201
         commands = ", ".join((*_COMMANDS, *_WITHOUT_PROGRAM))
         print(f"\ncommands (python -m launchpad_lite.launch --help describes them): {commands}")  # noqa: T201
         return 0
+    as_json = _takes_json(command, rest, function)
     with importing("lp.main"):
         program = make_program(function, function.__name__, rest, options)
-    return _do(command, program, launcher, output, settings)
+    return _do(command, program, launcher, output, settings, as_json=as_json)
+
+
+def _takes_json(command: str, rest: list[str], function: Callable[..., Program] | Program) -> bool:
+    """Takes `--json` of `plan`, unless the program has such an argument; returns whether it was there."""
+    own = () if isinstance(function, Program) else signature_of(function).parameters
+    if command != "plan" or "--json" not in rest or "json" in own:
+        return False
+    rest.remove("--json")
+    return True
 
 
 def _is_answered(rest: Sequence[str]) -> bool:
@@ -295,6 +310,8 @@ def _do(
     launcher: Launcher,
     output: str | None,
     settings: Mapping[str, Any],
+    *,
+    as_json: bool,
 ) -> int:
     """Runs a command for a program; `settings`: arguments of `launch`, unless a flag gives them."""
     flags_given = {setting for setting, flag in _FLAG_OF.items() if flag.present}
@@ -304,7 +321,9 @@ def _do(
         return 0
     planned = inspect.signature(plan).parameters
     ready = plan(program, launcher, **{k: v for k, v in settings.items() if k in planned})
-    if command == "plan":
+    if as_json:
+        print_json(**ready.as_json())
+    elif command == "plan":
         print(ready)  # noqa: T201
     elif command == "render":
         _render(ready, output)

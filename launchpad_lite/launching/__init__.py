@@ -290,6 +290,14 @@ class RunningProgram(abc.ABC):
         """
         raise LaunchError(f"{self.plan.program!r}: its launcher cannot tell who waits for whom")
 
+    def wait_graph(self) -> Mapping[str, Any]:
+        """Returns what `why` says as `text`, and what it is made of, as `why --json` prints it.
+
+        Raises:
+            LaunchError: This launcher cannot tell.
+        """
+        raise LaunchError(f"{self.plan.program!r}: its launcher cannot tell who waits for whom")
+
     # Called by users
 
     def profile(self, node: str, seconds: float = 5.0, output: str | Path | None = None) -> str:

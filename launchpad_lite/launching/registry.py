@@ -51,7 +51,9 @@ class Inspector:
         self._unlisted = unlisted
         # Answered by the program itself.
         self.output, self.follow, self.join = running.output, running.follow, running.join
-        self.ask, self.stacks, self.why = running.ask, running.stacks, running.why
+        self.ask, self.stacks = running.ask, running.stacks
+        self.why, self.wait_graph = running.why, running.wait_graph
+        self.plan = running.plan.as_json
 
     def status(self) -> tuple[str, list[NodeStatus]]:
         """Returns the state of the program, in one line, and of each of its nodes."""

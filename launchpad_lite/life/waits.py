@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from launchpad_lite.life.events import IN_LIBRARY, Looked, ThreadActivity
 from launchpad_lite.life.result import named
+from launchpad_lite.parts.as_json import to_json
 
 DEADLOCK = "deadlock: "  # how its text begins
 _MOST = 10  # nodes, chains and causes to name; more are counted
@@ -54,6 +56,32 @@ def explain(nodes: Mapping[str, ServingNode]) -> str:
         if not any(f" {name}, which" in each for each in parts):
             parts.append(f"{name} {silence(nodes[name].state)}")
     return "\n".join(parts) or _idle(actors)
+
+
+def graph(nodes: Mapping[str, ServingNode]) -> dict[str, Any]:
+    """Returns what `explain` says, and what it is made of, for JSON."""
+    actors = _actors(nodes)
+    numbers = {each: number for number, each in enumerate(actors)}
+    threads = [
+        {
+            **to_json(each.does),
+            "node": each.node,
+            "waits_for": [numbers[target] for target in each.targets],
+            "is_queued": each.is_queued,
+            "cause": each.cause,
+        }
+        for each in actors
+    ]
+    return {
+        "text": explain(nodes),
+        "nodes": [
+            {"name": name, "state": each.state, "pid": each.pid, "answers": each.look is not None}
+            for name, each in nodes.items()
+        ],
+        "threads": threads,
+        "deadlocks": [[numbers[each] for each in circle] for circle in _circles(actors)],
+        "causes": [*_causes(actors)],
+    }
 
 
 def silence(state: str) -> str:
@@ -130,6 +158,12 @@ def _distances(actors: Sequence[_Actor], *, limits: bool) -> dict[_Actor, int]:
 
 
 def _deadlocks(actors: Sequence[_Actor]) -> Iterator[str]:
+    for circle in _circles(actors):
+        steps = " → ".join(each.label for each in [*circle, circle[0]])
+        yield f"{DEADLOCK}{steps}" + "".join(f"\n  {_step(each)}" for each in circle)
+
+
+def _circles(actors: Sequence[_Actor]) -> Iterator[list[_Actor]]:
     moving = _distances(actors, limits=True)
     told: set[_Actor] = set()
     for start in actors:
@@ -140,9 +174,7 @@ def _deadlocks(actors: Sequence[_Actor]) -> Iterator[str]:
             path.append(following)
         circle = path[path.index(following) :]
         if told.isdisjoint(circle):
-            steps = " → ".join(each.label for each in [*circle, circle[0]])
-            lines = "".join(f"\n  {_step(each)}" for each in circle)
-            yield f"{DEADLOCK}{steps}{lines}"
+            yield circle
         told.update(path)
 
 

@@ -192,6 +192,25 @@ class LaunchPlan:
         )
         return dataclasses.replace(self, executables=executables)
 
+    def as_json(self) -> dict[str, Any]:
+        """Returns the plan for `json.dumps`, without arguments and environments of nodes."""
+        nodes = [
+            {
+                "name": each.name,
+                "description": each.description,
+                "host": self.hosts.get(each.name),
+                "calls": [*each.calls, *each.services],
+                "resources": str(each.resources),
+                "restart": str(each.restart),
+                "liveness": str(each.liveness),
+                "checkpoints": None if each.checkpoints is None else str(each.checkpoints.folder),
+            }
+            for each in self.executables
+        ]
+        services = [each._asdict() for each in self.services]
+        about = {"program": self.program, "launcher": self.launcher, "where": self.where}
+        return {**about, "nodes": nodes, "services": services, "notes": [*self.notes]}
+
     def __str__(self) -> str:
         lines = [f"{self.program}  ({self.launcher}: {self.where})"]
         branches = [

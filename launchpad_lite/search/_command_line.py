@@ -77,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(run=run)
         command.add_argument("folder", type=Path, metavar="FOLDER", help="of the search")
+        if run is _show:
+            command.add_argument("--json", action="store_true", help="print JSON")
         if run is not _export:
             command.add_argument("trial", type=int, nargs="?", metavar="TRIAL", help="its number")
     command.add_argument("--format", choices=("csv", "json"), default="csv")
@@ -94,13 +96,19 @@ def _parser() -> argparse.ArgumentParser:
 
 def _show(options: argparse.Namespace) -> Iterator[str]:
     result, _ = look(options.folder)
-    if options.trial is None:
+    if options.trial is None and not options.json:
         yield f"{options.folder}: {result.state}\n{result!r}\n"
         return
-    log, trial = _log_of(result, options.trial), result.trials[options.trial]
-    row = row_of(trial) | {"curve": trial.curve, "folder": log.parent, "log": log}
-    row["error"] = row.pop("error")  # last: it has many lines
-    yield "".join(f"{name:<13} {value}\n" for name, value in row.items())
+    log = None if options.trial is None else _log_of(result, options.trial)
+    trials = result.trials if log is None else [result.trials[options.trial]]
+    rows = [row_of(each) | {"curve": each.curve} for each in trials]
+    if options.json:
+        about = {"format": 1, "folder": str(options.folder), "state": result.state}
+        yield json.dumps({**about, "trials": rows}, default=repr) + "\n"
+    elif log is not None:
+        row = rows[0] | {"folder": log.parent, "log": log}
+        row["error"] = row.pop("error")  # last: it has many lines
+        yield "".join(f"{name:<13} {value}\n" for name, value in row.items())
 
 
 def _log_of(result: Result, number: int) -> Path:

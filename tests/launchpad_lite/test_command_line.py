@@ -365,7 +365,7 @@ flags.DEFINE_string("greeting", "hello", "What it says.")
 def greet(times):
     print(flags.FLAGS.greeting * times)
 
-def make_program(times: int = 1):
+def make_program(times: int = 1, loud: bool = False):
     '''Greets.'''
     program = lp.Program("greetings")
     program.add_node(lp.PyNode(greet, times), label="greeter")
@@ -381,6 +381,8 @@ if __name__ == "__main__":
     [
         (["--launcher=local_mt", "--times", "2", "--greeting=hi"], 0, "hihi\n"),
         (["--times=3", "plan"], 0, "greeter[0]  PyNode(greet)"),
+        (["--loud", "plan"], 0, "greeter[0]  PyNode(greet)"),
+        (["plan", "--json"], 0, '{"format": 1, "program": "greetings", "launcher": "local_mp"'),
         (["--help"], 0, "run, plan, render, emit, status, logs"),
         (["--version"], 0, lp.__version__),
         (

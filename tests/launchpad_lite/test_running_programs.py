@@ -126,6 +126,33 @@ def test_another_shell_sees_reads_and_stops_a_program(
     assert running.wait().outcome is lp.Outcome.STOPPED
 
 
+def test_what_another_shell_sees_can_be_had_as_json(
+    running: lp.RunningProgram, shell: Shell
+) -> None:
+    commands = ("status", "status demo actor", "logs actor[1]", "stack buffer", "why")
+    shown, told = shell(*(f"{command} --json" for command in commands))
+    assert told == ""
+    programs, status, *logs, stack, why = (
+        json.loads(line) for line in shown.replace("exit code 0\n", "").splitlines()
+    )
+    (entry,) = programs["programs"]
+    assert (entry["program"], entry["pid"], entry["nodes"]) == ("demo", os.getpid(), 3)
+    assert not {"secret", "address"} & entry.keys()
+    assert (status["format"], status["summary"]) == (1, "demo: running")
+    assert status["log_dir"] == str(running.log_dir)
+    nodes = [(each["name"], each["state"], each["restarts"]) for each in status["nodes"]]
+    assert nodes == [("actor[0]", "running", 0), ("actor[1]", "running", 0)]
+    assert logs == [{"node": "actor[1]", "line": word} for word in ("one", "two")]
+    assert stack["stacks"].keys() == {"buffer[0]"}
+    waiting = [each for each in why["threads"] if each["node"] == "actor[0]"]
+    assert [(each["server"], each["method"]) for each in waiting] == [("buffer[0]", "wait")]
+    (target, *_) = waiting[0]["waits_for"]
+    assert (why["threads"][target]["node"], why["threads"][target]["runs"]) == ("buffer[0]", "wait")
+    assert {each["name"] for each in why["nodes"]} == {"buffer[0]", "actor[0]", "actor[1]"}
+    assert why["deadlocks"] == []
+    assert why["text"].startswith("actor[0].run, actor[1].run wait for buffer[0].wait")
+
+
 def test_processes_have_the_names_of_their_nodes(running: lp.RunningProgram) -> None:
     names = ["buffer[0]", "actor[0]", "actor[1]"]
     pids = [each.pid for each in running.status()]

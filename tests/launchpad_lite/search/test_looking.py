@@ -201,6 +201,10 @@ def test_all_about_one_trial_is_shown_without_what_a_terminal_obeys(folder: Path
     assert "\x1b" not in text
     assert _command("show", folder, 4) == 1
     assert "has the trials 0 to 3" in capsys.readouterr().err
+    assert _command("show", folder, 1, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["format"], found["folder"]) == (1, str(folder))
+    assert [(each["number"], each["curve"]) for each in found["trials"]] == [(1, [[0, -1.0]])]
 
 
 def test_what_a_task_prints_is_followed_without_what_a_terminal_obeys(folder: Path, capsys):
