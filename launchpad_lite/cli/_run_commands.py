@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import courier
+from launchpad_lite.cli._report import write_report
 from launchpad_lite.errors import LaunchError, ProgramPathError
 from launchpad_lite.launching.flame_graph import take_profile
 from launchpad_lite.launching.registry import Inspector, RegistryEntry, running_programs
@@ -29,6 +30,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "why": ("json",),
     "profile": ("seconds=", "output="),
     "attach": (),
+    "report": ("output=",),
 }
 #: Seconds between two reads of followed logs.
 _FOLLOW_S = 0.2
@@ -51,6 +53,9 @@ def ask_listed(command: str, words: Sequence[str], options: AskOptions) -> None:
     newest, but `stop` asks for one of several), then nodes (`label` or `label[replica]`; by default
     all).
     """
+    if command == "report" and words and Path(words[0]).is_dir():
+        print(shown(write_report(None, Path(words[0]), options.output)), end="")  # noqa: T201
+        return
     entries, passed_over = running_programs()
     if command == "status" and not words and options.json:
         known = [dataclasses.asdict(each) for each in entries]
@@ -125,11 +130,13 @@ def ask(
         print(shown(render_status([each for each in known if each.name in chosen])))  # noqa: T201
         if log_dir is not None:
             print(f"logs: {log_dir}")  # noqa: T201
-    elif command in ("stop", "why") and nodes:
+    elif command in ("report", "stop", "why") and nodes:
         does = "ends" if command == "stop" else "looks at"
         raise LaunchError(
             f"{title}; `{command}` {does} whole programs, not nodes: {', '.join(nodes)}"
         )
+    elif command == "report":
+        print(shown(write_report(inspector, log_dir, options.output)), end="")  # noqa: T201
     elif command == "profile":
         try:
             found = take_profile(inspector.ask, [*chosen], options.seconds, options.output)

@@ -73,6 +73,8 @@ which, if there are several), and NODE is label or label[replica]:
   stop     stop it in order, and wait for its end
   stack    show where the threads of its nodes are now
   why      show who waits for whom, and why it does not go on
+  report   write what a bug report needs to --output=FILE.zip; in place of PROGRAM may stand the
+           folder of a run
   attach   open a debugger in one node: look at the variables of its threads, which run on
   profile  show where threads spend their time; --seconds=5; --output=FILE (.svg, .html,
            .speedscope.json, .txt) writes a flame graph, for speedscope, or folded stacks

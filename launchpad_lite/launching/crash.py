@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import json
 import os
 import platform
 import sys
@@ -25,13 +26,14 @@ def write_crash_report(
     for old in (folder / "stacks").glob("*.txt"):
         old.unlink()  # of an earlier run, whose nodes may have been others
     files = {
-        "report": _report(result),
-        "plan": f"{plan}\nseed: {plan.seed}\n",
-        "versions": _versions(),
+        "report.txt": _report(result),
+        "plan.txt": f"{plan}\nseed: {plan.seed}\n",
+        "plan.json": json.dumps(plan.as_json()),
+        "versions.txt": f"{versions()}\narguments: {sys.argv}\n",
     }
-    files.update({f"stacks/{node}": text for node, text in stacks.items()})
+    files.update({f"stacks/{node}.txt": text for node, text in stacks.items()})
     for name, text in files.items():
-        descriptor = open_private(folder / f"{name}.txt", is_new=True)
+        descriptor = open_private(folder / name, is_new=True)
         # Messages may contain names of files that are not UTF-8.
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
@@ -46,12 +48,12 @@ def _report(result: ProgramResult) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _versions() -> str:
+def versions() -> str:
+    """Returns the versions of this package, of Python, and of all that is installed."""
     lines = [
         f"launchpad-lite {__version__}",
         f"Python {sys.version}",
         f"{platform.platform()}",
-        f"arguments: {sys.argv}",
         "",
     ]
     packages = set[str]()

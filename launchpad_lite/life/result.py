@@ -21,8 +21,8 @@ _ADVICE = (
 )
 _PDB = re.compile(r'File ".*[/\\]pdb\.py", line')
 _NO_DEBUGGER = (
-    ": its debugger has ended. Processes of nodes have no terminal for one: where "
-    "breakpoint() is to stop, run with --launcher=local_mt"
+    ": its debugger has ended, because processes of nodes have no terminal. breakpoint() has that of "
+    "the launch; see docs/debugging.md"
 )
 
 

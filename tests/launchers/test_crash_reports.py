@@ -3,6 +3,7 @@
 import faulthandler
 import itertools
 import os
+import pdb  # noqa: T100
 import signal
 import subprocess
 import sys
@@ -285,8 +286,8 @@ def test_a_program_that_ends_well_keeps_only_its_logs(launch_program: Any, tmp_p
 
 def test_a_debugger_without_a_terminal_says_where_it_works(launch_program: Any) -> None:
     program = lp.Program("debugged")
-    program.add_node(lp.PyNode(breakpoint), label="a")
-    with pytest.raises(lp.NodeFailedError, match=r"a\[0\].*debugger.*--launcher=local_mt"):
+    program.add_node(lp.PyNode(pdb.set_trace), label="a")
+    with pytest.raises(lp.NodeFailedError, match=r"a\[0\].*debugger.*breakpoint\(\)"):
         launch_program(program, "test_mp").wait()
 
 

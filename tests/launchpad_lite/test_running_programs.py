@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,44 @@ def test_what_another_shell_sees_can_be_had_as_json(
     assert {each["name"] for each in why["nodes"]} == {"buffer[0]", "actor[0]", "actor[1]"}
     assert why["deadlocks"] == []
     assert why["text"].startswith("actor[0].run, actor[1].run wait for buffer[0].wait")
+
+
+class Failing:
+    def __init__(self, token: str) -> None:
+        raise KeyError("no such thing")
+
+
+def _inside(path: Path) -> dict[str, str]:
+    assert path.stat().st_mode & 0o777 == 0o600
+    with zipfile.ZipFile(path) as file:
+        return {name: file.read(name).decode() for name in file.namelist()}
+
+
+def test_a_report_holds_what_is_known_but_no_arguments(
+    running: lp.RunningProgram, shell: Shell, tmp_path: Path
+) -> None:
+    failing = lp.Program("failing")
+    failing.add_node(lp.PyClassNode(Failing, "open sesame"), label="bad")
+    bad = lp.launch(failing, "test_mp", processes={"bad": {"args": {"token": "sesame"}}})
+    with pytest.raises(lp.NodeFailedError):
+        bad.wait()
+    assert bad.crash_dir is not None
+    one, two = tmp_path / "one.zip", tmp_path / "two.zip"
+    shown, told = shell(f"report demo --output={one}", f"report {bad.crash_dir} --output={two}")
+    assert told == ""
+    found = _inside(one)
+    assert shown.startswith(f"{one}\nenvironment.txt\nstatus.json\nplan.json\n")
+    assert json.loads(found["plan.json"])["nodes"][1]["calls"] == ["buffer[0]"]
+    assert json.loads(found["why.json"])["deadlocks"] == []
+    assert "in wait" in json.loads(found["stacks.json"])["buffer[0]"]
+    assert found["logs/actor/1.log"] == "one\ntwo\n"
+    assert f"launchpad-lite {lp.__version__}\n" in found["versions.txt"]
+    assert "LAUNCHPAD_LOGGING_DIR\n" in found["environment.txt"]
+    found = _inside(two)
+    assert {"plan.json", "logs/bad/0.log"} < found.keys()
+    assert "KeyError: 'no such thing'" in found["report.txt"]
+    assert "sesame" not in str(found)
+    assert "arguments: " not in found["versions.txt"]
 
 
 def test_processes_have_the_names_of_their_nodes(running: lp.RunningProgram) -> None:
