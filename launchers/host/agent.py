@@ -60,6 +60,7 @@ from launchers.host.sweep import (
     end_children,
     fork_under_reaper,
     is_exiting,
+    name_process,
 )
 from launchers.host.usage import UsageMeter
 from launchers.host.worker import leave, prepare_output, run_worker
@@ -882,6 +883,7 @@ def main(launcher: int | None, silence_s: float = math.inf, *, in_pod: bool = Fa
     """Runs the agent's process, whose link is at standard input and output."""
     shared_fds = open_descriptors()
     fork_under_reaper(os.environ[MARK])
+    name_process("launchpad-agent", "launchpad agent")
     input_fd, output_fd = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)

@@ -26,7 +26,7 @@ _TERMINATE_S = 0.25
 _PAUSE_S = 0.01
 #: Looked up once, because each worker needs it.
 LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 #: Positions in `/proc/PID/stat`, after the name; and the flag of a process that exits.
 _PARENT, _FLAGS = 1, 6
 _PF_EXITING = 0x4
@@ -44,6 +44,19 @@ def end_marked(mark: str, *, spare: tuple[int, ...] = ()) -> None:
         if time.monotonic() > give_up_at:
             return
         time.sleep(_PAUSE_S)
+
+
+def name_process(name: str, title: str = "") -> None:
+    """Names this process for `ps -o comm` (15 bytes), and with the extra `names` also its command line."""
+    # Else it would write over the environment, whose mark shows that the process is ours.
+    os.environ["SPT_NOENV"] = "1"
+    with contextlib.suppress(ImportError):
+        import setproctitle
+
+        setproctitle.setproctitle(title or name)
+    del os.environ["SPT_NOENV"]
+    if sys.platform == "linux":
+        LIBC.prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 def adopt_orphans() -> None:
@@ -131,6 +144,7 @@ def fork_under_reaper(mark: str) -> None:
 
 
 def _keep_watch(agent: int, mark: str) -> int:
+    name_process("launchpad-reap", "launchpad reaper")
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):
         os.dup2(null, fd)

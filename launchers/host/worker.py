@@ -17,7 +17,7 @@ from courier import ExceptionReport, dumps
 from courier.lowlevel import loaded_module, surviving
 from launchers.host.link import FrameDecoder, LinkFrame, read_some, write_all
 from launchers.host.stacks import write_stacks
-from launchers.host.sweep import LIBC
+from launchers.host.sweep import name_process
 from launchpad_lite.graph.freeze import FrozenWork
 from launchpad_lite.life.events import (
     Answered,
@@ -47,7 +47,6 @@ from launchpad_lite.worker.runtime import NodeRuntime, NodeSetup
 _LISTENER = "the thread that reads what is asked of the node"
 #: Seconds after which the process of a node that has ended prints what it waits for.
 _LINGERING_S = 5.0
-_PR_SET_NAME = 15
 
 
 class Payload(NamedTuple):
@@ -203,8 +202,7 @@ def run_worker(data: bytes, control_fd: int, stacks_fd: int) -> int:
         atexit.register(counts.save)  # as coverage itself did before the fork
     link, stream = _LinkToAgent(control_fd), io.BytesIO(data)
     setup: NodeSetup = pickle.load(stream)
-    if sys.platform == "linux":  # `ps -o comm`, `top` and `htop` show the node; of 15 bytes at most
-        LIBC.prctl(_PR_SET_NAME, setup.name.encode()[:15])
+    name_process(setup.name, f"{setup.name} of {setup.program}")
 
     def tell(kind: type[Failing | Failed], report: ExceptionReport) -> None:
         link.post(kind(setup.name, setup.attempt, setup.failure(report)))

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import importlib.util
 import json
 import os
 import signal
@@ -194,8 +195,14 @@ def test_a_report_holds_what_is_known_but_no_arguments(
 
 def test_processes_have_the_names_of_their_nodes(running: lp.RunningProgram) -> None:
     names = ["buffer[0]", "actor[0]", "actor[1]"]
-    pids = [each.pid for each in running.status()]
-    assert [psutil.Process(pid).name() for pid in pids] == names
+    processes = [psutil.Process(each.pid) for each in running.status()]
+    assert [each.name() for each in processes] == names
+    agent = processes[0].parent()
+    assert agent is not None
+    assert [agent.name(), agent.parent().name()] == ["launchpad-agent", "launchpad-reap"]
+    if importlib.util.find_spec("setproctitle") is not None:  # and their mark is left whole
+        assert processes[1].cmdline() == ["actor[0] of demo"]
+        assert {"LAUNCHPAD_LITE_PROGRAM", "PATH"} < processes[1].environ().keys()
     running.stop()
 
 
