@@ -81,7 +81,5 @@ class Breakpoints:
         # In the background, a read would stop this process.
         if not ready.poll(_LOOK_MS) or os.tcgetpgrp(_STDIN) != os.getpgrp():
             return None
-        data = os.read(_STDIN, 1 << 16)
-        return (
-            data.decode(sys.stdin.encoding or "utf-8", "replace").rstrip("\n") if data else "quit"
-        )
+        text = os.read(_STDIN, 1 << 16).decode(sys.stdin.encoding or "utf-8", "replace")
+        return text.rstrip("\n") if text else "quit"  # Ctrl-D

@@ -19,14 +19,13 @@ from launchpad_lite.parts.private_files import write_private
 
 _TAIL_BYTES = 1 << 16  # of each log, and of each other file of a folder
 _ABOUT = """\
-A report of launchpad-lite {about}. It holds no arguments of nodes or of the script, no values of environment
-variables, and no secret of the program. Logs and failures hold what your code printed, and stacks and who waits for whom
-lines of it: read them before you pass this on.
+A report {about}. It holds no arguments of nodes or the script, no values of variables, no secret of the program.
+Logs and failures hold what your code printed, stacks hold lines of it: read them before you pass this on.
 
 """
 
 
-def write_report(running: Inspector | None, log_dir: Path | None, output: str | None) -> str:
+def write_report(running: Inspector | None, log_dir: Path | None, output: str) -> str:
     """Writes a report on a running program, or (None) on a folder; returns what is inside."""
     parts: dict[str, Callable[[], Any]] = {"environment.txt": _environment}
     if running is not None:

@@ -1,7 +1,6 @@
 """`python -m launchpad_lite.launch status | logs | ...`: commands for running programs."""
 
 import contextlib
-import dataclasses
 import datetime as dt
 import json
 import sys
@@ -21,16 +20,16 @@ from launchpad_lite.parts.as_json import to_json
 from launchpad_lite.parts.escapes import shown
 from launchpad_lite.parts.log_file import FollowedLogs, folder_of_runs
 
-#: The options of each command, of which those with a value end with `=`.
+#: The options of each command.
 COMMANDS: Mapping[str, Sequence[str]] = {
     "status": ("json",),
     "logs": ("follow", "json"),
     "stop": (),
     "stack": ("json",),
     "why": ("json",),
-    "profile": ("seconds=", "output="),
+    "profile": ("seconds", "output"),
     "attach": (),
-    "report": ("output=",),
+    "report": ("output",),
 }
 #: Seconds between two reads of followed logs.
 _FOLLOW_S = 0.2
@@ -43,7 +42,7 @@ class AskOptions(NamedTuple):
     follow: bool = False  # go on until the program ends
     json: bool = False  # print JSON
     seconds: float = 5.0  # of a profile
-    output: str | None = None  # a file to write
+    output: str = ""  # a file to write
 
 
 def ask_listed(command: str, words: Sequence[str], options: AskOptions) -> None:
@@ -58,10 +57,9 @@ def ask_listed(command: str, words: Sequence[str], options: AskOptions) -> None:
         return
     entries, passed_over = running_programs()
     if command == "status" and not words and options.json:
-        known = [dataclasses.asdict(each) for each in entries]
-        hidden = ("address", "secret")
-        programs = [{k: v for k, v in each.items() if k not in hidden} for each in known]
-        print_json(programs=programs, passed_over=passed_over)
+        names = ("program", "launcher", "pid", "started_at", "nodes", "log_dir")
+        found = [{name: getattr(each, name) for name in names} for each in entries]
+        print_json(programs=found, passed_over=passed_over)
         return
     if command == "status" and not words:
         print(shown(render_runs(entries)))  # noqa: T201 - what a command line is for
@@ -139,7 +137,7 @@ def ask(
         print(shown(write_report(inspector, log_dir, options.output)), end="")  # noqa: T201
     elif command == "profile":
         try:
-            found = take_profile(inspector.ask, [*chosen], options.seconds, options.output)
+            found = take_profile(inspector.ask, [*chosen], options.seconds, options.output or None)
         except ValueError as error:
             raise ProgramPathError(str(error)) from None
         print(shown(found))  # noqa: T201
@@ -151,13 +149,12 @@ def ask(
         print_json(**inspector.wait_graph())
     elif command == "why":
         print(shown(inspector.why()))  # noqa: T201
-    elif command == "stack" and options.json:
-        stacks = inspector.stacks()
-        print_json(stacks={k: text for k, text in stacks.items() if not nodes or k in chosen})
     elif command == "stack":
-        for node, text in inspector.stacks().items():
-            if not nodes or node in chosen:
-                print(shown(f"{node}\n{textwrap.indent(text, '  ')}\n"))  # noqa: T201
+        stacks = {k: text for k, text in inspector.stacks().items() if not nodes or k in chosen}
+        if options.json:
+            print_json(stacks=stacks)
+        for node, text in () if options.json else stacks.items():
+            print(shown(f"{node}\n{textwrap.indent(text, '  ')}\n"))  # noqa: T201
     else:
         lines = _followed(inspector, log_dir) if options.follow else inspector.output()
         is_empty = True

@@ -18,14 +18,8 @@ from absl.flags import FLAGS, Error as FlagError
 from courier.lowlevel import signature_of
 from launchpad_lite import errors
 from launchpad_lite._version import __version__
+from launchpad_lite.cli import _run_commands as of_runs
 from launchpad_lite.cli._doctor import diagnose
-from launchpad_lite.cli._run_commands import (
-    COMMANDS as COMMANDS_OF_RUNS,
-    AskOptions,
-    ask,
-    ask_listed,
-    print_json,
-)
 from launchpad_lite.graph.program import Program
 from launchpad_lite.launching import (
     Launcher,
@@ -107,7 +101,7 @@ _FLAG_OF: dict[str, flags.Flag[Any]] = {
 _COMMANDS = ("run", "plan", "render", "emit")
 _RESTORE = "restore"
 _DOCTOR = "doctor"
-_WITHOUT_PROGRAM = (*COMMANDS_OF_RUNS, _RESTORE, _DOCTOR)
+_WITHOUT_PROGRAM = (*of_runs.COMMANDS, _RESTORE, _DOCTOR)
 _COMPAT = "--compat"
 #: Exit code after a wrong command line, as of argparse.
 _USAGE_ERROR = 2
@@ -126,8 +120,8 @@ def run_script(make_program: Callable[..., Program], **options: Any) -> NoReturn
     The command line may hold flags (ours and those that the script defines with absl), arguments of
     `make_program` by name (converted to its annotations or defaults), options of the launcher, and a
     command, first or after `--name=value`: `run` (the default), `plan`, `render`, `emit`, one for
-    programs that run already (`status`, `logs`, `stack`, `why`, `stop`), `restore` or `doctor`. It
-    refuses unknown arguments, and answers `--help` and
+    programs that run already (`status`, `logs`, `stack`, `why`, `stop`, `profile`, `attach`,
+    `report`), `restore` or `doctor`. It refuses unknown arguments, and answers `--help` and
     `--version`. The exit code is the program's.
 
     Args:
@@ -197,9 +191,9 @@ def _run(arguments: list[str]) -> int:
             return 0
         if not isinstance(found, Program) and _gives_more(path):
             _run_named_script(path, command, launcher.name, arguments)
-        as_json = _takes_json(command, rest, found)
+        command = _with_json(command, rest, found)
         program = make_program(found, path, rest, options)
-    return _do(command, program, launcher, output, {}, as_json=as_json)
+    return _do(command, program, launcher, output, {})
 
 
 def _run_original(arguments: list[str], options: Sequence[str]) -> NoReturn:
@@ -257,19 +251,19 @@ def _run_script(
         commands = ", ".join((*_COMMANDS, *_WITHOUT_PROGRAM))
         print(f"\ncommands (python -m launchpad_lite.launch --help describes them): {commands}")  # noqa: T201
         return 0
-    as_json = _takes_json(command, rest, function)
+    command = _with_json(command, rest, function)
     with importing("lp.main"):
         program = make_program(function, function.__name__, rest, options)
-    return _do(command, program, launcher, output, settings, as_json=as_json)
+    return _do(command, program, launcher, output, settings)
 
 
-def _takes_json(command: str, rest: list[str], function: Callable[..., Program] | Program) -> bool:
-    """Takes `--json` of `plan`, unless the program has such an argument; returns whether it was there."""
+def _with_json(command: str, rest: list[str], function: Callable[..., Program] | Program) -> str:
+    """Returns `json` for `plan --json`, unless that is an argument of the program."""
     own = () if isinstance(function, Program) else signature_of(function).parameters
     if command != "plan" or "--json" not in rest or "json" in own:
-        return False
+        return command
     rest.remove("--json")
-    return True
+    return "json"
 
 
 def _is_answered(rest: Sequence[str]) -> bool:
@@ -312,8 +306,6 @@ def _do(
     launcher: Launcher,
     output: str | None,
     settings: Mapping[str, Any],
-    *,
-    as_json: bool,
 ) -> int:
     """Runs a command for a program; `settings`: arguments of `launch`, unless a flag gives them."""
     flags_given = {setting for setting, flag in _FLAG_OF.items() if flag.present}
@@ -323,8 +315,8 @@ def _do(
         return 0
     planned = inspect.signature(plan).parameters
     ready = plan(program, launcher, **{k: v for k, v in settings.items() if k in planned})
-    if as_json:
-        print_json(**ready.as_json())
+    if command == "json":
+        of_runs.print_json(**ready.as_json())
     elif command == "plan":
         print(ready)  # noqa: T201
     elif command == "render":
@@ -369,30 +361,28 @@ def _do_without_program(command: str, rest: list[str]) -> int:
 
 def _ask_run(command: str, rest: list[str]) -> int:
     """Runs a command for a running program; if a launcher is named, for one that it finds again."""
-    known = COMMANDS_OF_RUNS[command]
+    known = of_runs.COMMANDS[command]
     given: dict[str, Any] = {}
     for name in known:
-        if name.endswith("="):
-            given[name[:-1]] = _take_option(rest, name[:-1])
-        else:
-            switches = {f"--{name}", f"-{name[0]}"}.intersection(rest)
-            given[name] = bool(switches)
-            rest = [word for word in rest if word not in switches]
-    if text := given.pop("seconds", None):
-        given["seconds"] = _convert(f"--seconds={text}", text, (float,))
-    asked = AskOptions(**given)
+        kind = type(of_runs.AskOptions._field_defaults[name])
+        if kind is not bool and (text := _take_option(rest, name)) is not None:
+            given[name] = _convert(f"--{name}={text}", text, (kind,))
+        elif kind is bool and (found := {f"--{name}", f"-{name[0]}"}.intersection(rest)):
+            given[name] = True
+            rest = [word for word in rest if word not in found]
+    asked = of_runs.AskOptions(**given)
     has_launcher = flags.launcher_flag().value is not None
     launcher, options = _take_launcher(rest, command)
     words = [word for word in rest if not word.startswith("-")]
     if unknown := [word for word in rest if word.startswith("-")]:
-        _refuse(command, unknown[0], [name.rstrip("=") for name in known], options)
+        _refuse(command, unknown[0], known, options)
     if has_launcher and type(launcher).attach is not Launcher.attach:
         reference, *nodes = [_take_path(words), *words]
         running = launcher.attach(reference)
         inspector = Inspector(running, _LOOK_S)
-        ask(command, inspector, running.log_dir, nodes, asked)
+        of_runs.ask(command, inspector, running.log_dir, nodes, asked)
     else:
-        ask_listed(command, words, asked)
+        of_runs.ask_listed(command, words, asked)
     return 0
 
 

@@ -301,16 +301,12 @@ class RunningProgram(abc.ABC):
     # Called by users
 
     def profile(self, node: str, seconds: float = 5.0, output: str | Path | None = None) -> str:
-        """Returns where the threads of a node spend their time: the hottest lines.
-
-        A thread of the node looks at all stacks, up to 100 times a second. Threads that compute are told apart
-        from threads that wait.
+        """Returns where the threads of a node compute and wait: the hottest lines, of some seconds.
 
         Args:
             node: `label[replica]`.
             seconds: How long it takes.
-            output: A file to write: a flame graph (.svg, .html), for speedscope
-                (.speedscope.json), or folded stacks (.txt).
+            output: A file to write: flame graph (.svg, .html), .speedscope.json, folded (.txt).
 
         Raises:
             LaunchError: The node does not answer, or this launcher cannot ask.

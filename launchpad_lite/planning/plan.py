@@ -194,15 +194,13 @@ class LaunchPlan:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the plan for `json.dumps`, without arguments and environments of nodes."""
+        terms = ("description", "resources", "restart", "liveness")
         nodes = [
             {
                 "name": each.name,
-                "description": each.description,
+                **{name: str(getattr(each, name)) for name in terms},
                 "host": self.hosts.get(each.name),
                 "calls": [*each.calls, *each.services],
-                "resources": str(each.resources),
-                "restart": str(each.restart),
-                "liveness": str(each.liveness),
                 "checkpoints": None if each.checkpoints is None else str(each.checkpoints.folder),
             }
             for each in self.executables

@@ -1,17 +1,15 @@
 """Where the threads of this process spend their time, by samples that a thread of it takes."""
 
 import collections
-import math
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from types import FrameType
 from typing import Any
 
+from launchpad_lite.process import stacks
 from launchpad_lite.process.activity import native_ids, scheduled_s
-from launchpad_lite.process.stacks import frames_of_threads, is_of_user, package_of
 
 #: Seconds between two samples, at the least: taking them uses a twentieth of a core at most.
 _PERIOD_S, _SHARE = 0.01, 0.05
@@ -38,8 +36,8 @@ def sample(
     used: dict[int, float] = {}  # seconds of a processor, by thread
     delays: list[float] = []
     own = threading.get_ident()
-    began, period_s = time.monotonic(), _PERIOD_S
-    taken_at = began
+    period_s = _PERIOD_S
+    began = taken_at = time.monotonic()
     while (due := time.monotonic() + period_s) < began + seconds and not is_over():
         queued_s = scheduled_s(threading.get_native_id())[1]
         time.sleep(period_s)
@@ -49,15 +47,16 @@ def sample(
         used_s = time.thread_time()
         ids, names = native_ids(), {each.ident: each.name for each in threading.enumerate()}
         chosen = threads()
-        with frames_of_threads() as frames:
+        with stacks.frames_of_threads() as frames:
             for ident, frame in frames.items():
                 if ident == own or not (chosen is None or ident in chosen):
                     continue
-                before = used.get(ident, math.inf)
-                used[ident] = scheduled_s(ids.get(ident))[0]
-                computes = used[ident] - before > _LEAST * (taken_at - last)
+                used_before, used[ident] = used.get(ident), scheduled_s(ids.get(ident))[0]
+                if used_before is None:
+                    continue
+                computes = used[ident] - used_before > _LEAST * (taken_at - last)
                 state = _STATES[computes] if sys.platform == "linux" else "runs or waits"
-                if stack := tuple(_stack(frame, kinds, everything=computes)):
+                if stack := tuple(_places(stacks.stack_of(frame), kinds, everything=computes)):
                     name = names.get(ident, f"thread {ident}")
                     found[state, name, stack] += 1
         period_s = max(_PERIOD_S, (time.thread_time() - used_s) / _SHARE)
@@ -75,30 +74,21 @@ def sample(
     }
 
 
-def _stack(innermost: FrameType, kinds: dict[str, str], *, everything: bool) -> Iterator[Place]:
+def _places(stack: stacks.Stack, kinds: dict[str, str], *, everything: bool) -> Iterator[Place]:
     """Yields the places of a stack from the first one of the user on; if it has none, `everything`."""
-    frames: list[tuple[FrameType, str]] = []
-    frame: FrameType | None = innermost
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if (kind := kinds.get(file)) is None:
-            kind = "user" if is_of_user(file) else "ours" if package_of(file) else "library"
-            kinds[file] = kind
-        frames.append((frame, kind))
-        frame = frame.f_back
-    if (
-        len(frames) > 1
-        and frames[-1][0].f_code.co_filename == "<string>"
-        and frames[-2][1] == "ours"
-    ):
-        frames.pop()  # how a host agent is started
-    begun, before = everything and all(kind != "user" for _, kind in frames), ""
-    for frame, kind in reversed(frames):
-        begun = begun or kind == "user"
+    for file in {frame.f_code.co_filename for frame, _ in stack} - kinds.keys():
+        kinds[file] = (
+            "user" if stacks.is_of_user(file) else "ours" if stacks.package_of(file) else "library"
+        )
+    users = [kinds[frame.f_code.co_filename] == "user" for frame, _ in stack]
+    begin = users.index(True) if True in users else 0 if everything else len(stack)
+    before = ""
+    for frame, line in stack[begin:]:
         code = frame.f_code
-        package = package_of(code.co_filename) if kind == "ours" else ""
-        if begun and not (package and package == before):
+        kind, package = kinds[code.co_filename], stacks.package_of(code.co_filename)
+        if not package:
             name = getattr(code, "co_qualname", code.co_name)  # from 3.11 on
-            line = frame.f_lineno or 0
-            yield (package, "", 0, kind) if package else (name, code.co_filename, line, kind)
+            yield name, code.co_filename, line or 0, kind
+        elif package != before:
+            yield package, "", 0, kind
         before = package

@@ -79,10 +79,17 @@ def walk_threads(idents: Collection[int] | None) -> Iterator[tuple[int | None, s
         chosen = frames.keys() - {threading.get_ident()} if idents is None else idents
         for ident, frame in frames.items():
             if ident in chosen:
-                stack = [*traceback.walk_stack(frame)][::-1]
+                stack = stack_of(frame)
                 yield ident, names.get(ident, f"thread {ident}"), stack
                 for name, stack_of_task in _tasks_below(stack):
                     yield None, name, stack_of_task
+
+
+def stack_of(frame: FrameType) -> Stack:
+    """Returns the stack of a thread, without `python -c`, by which a host agent is started."""
+    stack = [*traceback.walk_stack(frame)][::-1]
+    files = [each.f_code.co_filename for each, _ in stack[:2]]
+    return stack[1:] if files[0] == "<string>" and is_ours(files[-1]) else stack
 
 
 def _tasks_below(stack: Stack) -> Iterator[tuple[str, Stack]]:
@@ -122,9 +129,6 @@ def _describe(stacks: Iterable[tuple[str, Stack]]) -> str:
 
 
 def _lines(stack: Stack) -> Iterator[str]:
-    files = [frame.f_code.co_filename for frame, _ in stack]
-    if len(stack) > 1 and files[0] == "<string>" and is_ours(files[1]):
-        stack = stack[1:]  # `python -c` that runs nothing but us: how a host agent is started
     inside = ""
     called: AwaitedCall | None = None
     has_begun = False

@@ -1,14 +1,12 @@
 """A debugger in a running node: pdb, whose lines come and go with the question `debug`."""
 
 import collections
-import contextlib
 import io
 import pdb  # noqa: T100 - this is the debugger
 import shlex
 import sys
 import threading
-import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO, cast
@@ -18,15 +16,13 @@ from launchpad_lite.life.policies import Liveness
 from launchpad_lite.process.stacks import frames_of_threads, is_of_user, walk_threads
 from launchpad_lite.worker.runtime import NodeRuntime
 
-#: Seconds for which an answer waits for more output.
-_TURN_S = 0.5
-#: Seconds between two signs of life of a node whose thread waits for a line.
-_TICK_S = 0.2
-#: Modules in which no step ends.
-_OURS = ("launchpad_lite.*", "courier.*", "launchers.*")
+_TURN_S = 0.5  # seconds for which an answer waits for more output
+_TICK_S = 0.2  # seconds between two signs of life of a node whose thread waits for a line
+_OURS = ("launchpad_lite.*", "courier.*", "launchers.*")  # modules in which no step ends
+_MOST_CHARACTERS = 1 << 20  # of an answer
+_lock = threading.Lock()
 _RUNS_ON = (
-    "The thread runs on, so it cannot be stepped. `p`, `pp` and statements work on its variables, `up` and "
-    "`down` move, `where` shows the stack, `threads` lists the others, `thread NAME` looks at one."
+    "The thread runs on, so it cannot be stepped; see its variables, `up`, `down` and `thread`."
 )
 
 
@@ -43,7 +39,7 @@ class NodeDebugger(io.TextIOBase):
         self._lines: collections.deque[str] = collections.deque()
         self._asks = False  # whether a thread waits for a line
         self._is_over = True
-        self._turn = threading.Lock()
+        self.turn = threading.Lock()  # of the thread that writes and reads
         self._own = threading.local()  # the debugger of each thread, which has its breakpoints
         self._told: set[str] = set()  # places of breakpoints that did not stop
 
@@ -56,18 +52,17 @@ class NodeDebugger(io.TextIOBase):
         setup = self.runtime.setup
         if self.runtime.stop_event.is_set():
             return
-        if is_child or not setup.has_terminal:
+        if setup.has_terminal and not is_child:
+            if not hasattr(self._own, "pdb"):
+                self._own.pdb = _StoppedPdb(self)
+            self._own.pdb.set_trace(frame)
+        elif place not in self._told:
+            self._told.add(place)
             command = f"attach {shlex.quote(setup.program)} {shlex.quote(setup.name)}"
-            if place not in self._told:
-                self._told.add(place)
-                sys.stderr.write(
-                    f"launchpad: breakpoint() at {place} does not stop {setup.name}, to which no terminal "
-                    f"leads. To look into it: python -m launchpad_lite.launch {command}\n"
-                )
-            return
-        if not hasattr(self._own, "pdb"):
-            self._own.pdb = _StoppedPdb(self)
-        self._own.pdb.set_trace(frame)
+            sys.stderr.write(
+                f"launchpad: breakpoint() at {place} does not stop {setup.name}, to which no terminal "
+                f"leads. To look into it: python -m launchpad_lite.launch {command}\n"
+            )
 
     def look(self, idents: Collection[int] | None) -> None:
         """Begins to look at the threads `idents` (None: all), unless a thread waits for a line."""
@@ -76,31 +71,27 @@ class NodeDebugger(io.TextIOBase):
                 self._output.append("A thread has stopped, or is looked at: see `where`.\n(Pdb) ")
                 return
             self._is_over = False
-        thread = threading.Thread(
-            target=self._look, args=(idents,), name="launchpad-debugger", daemon=True
-        )
-        thread.start()
+        name = "launchpad-debugger"
+        threading.Thread(target=self._look, args=(idents,), name=name, daemon=True).start()
 
     def _look(self, idents: Collection[int] | None) -> None:
+        debugger = _LookingPdb(self, idents)
+        first = threading.main_thread().name if idents is None else self.runtime.name
         try:
-            debugger = _LookingPdb(self, idents)
-            first = threading.main_thread().name if idents is None else self.runtime.name
-            if (frame := debugger.find(first)) is not None:
-                debugger.interaction(frame, None)
-        finally:
+            if (frame := debugger.find(first)) is None:
+                return self.end()
+            return debugger.interaction(frame, None)
+        except BaseException:
             self.end()
+            raise
 
-    @contextlib.contextmanager
-    def turn(self, stopped: FrameType | None) -> Iterator[None]:
-        """Has the calling thread write and ask in a block; `stopped`: where it has stopped, if so."""
-        with self._turn:
-            with self._changed:
-                self._is_over = False
-            if stopped is not None:
-                name = threading.current_thread().name
-                self.write(f"--- {self.runtime.name}, {name}\n")
-                self.runtime.say(Debugged, f"{stopped.f_code.co_filename}:{stopped.f_lineno}")
-            yield
+    def begin(self, stopped: FrameType | None) -> None:
+        """Begins to write; `stopped`: where the calling thread has stopped, if it has."""
+        with self._changed:
+            self._is_over = False
+        if stopped is not None:
+            self.write(f"--- {self.runtime.name}, {threading.current_thread().name}\n")
+            self.runtime.say(Debugged, f"{stopped.f_code.co_filename}:{stopped.f_lineno}")
 
     def exchange(self, line: str | None) -> dict[str, Any]:
         """Takes a line; returns the output, when a line is awaited, it is over, or time has passed."""
@@ -111,12 +102,13 @@ class NodeDebugger(io.TextIOBase):
                 self._asks = False
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._asks or self._is_over, _TURN_S)
-            text, self._output = "".join(self._output), []
+            text, self._output = "".join(self._output)[-_MOST_CHARACTERS:], []
             return {"output": text, "asks": self._asks, "over": self._is_over}
 
     def end(self) -> None:
         with self._changed:
             self._is_over, self._asks = True, False
+            self._lines.clear()
             self._changed.notify_all()
 
     def write(self, text: str) -> int:
@@ -151,13 +143,15 @@ class _StoppedPdb(pdb.Pdb):
         self._stops = True
 
     def interaction(self, frame: FrameType | None, *of_exception: Any) -> None:
-        with self._lines.turn(frame if self._stops else None):
+        with self._lines.turn:
+            self._lines.begin(frame if self._stops else None)
             super().interaction(frame, *of_exception)
 
     def get_stack(self, f: FrameType | None, t: Any) -> Any:
         """Leaves out what runs the node, below the code of the user."""
         stack, index = super().get_stack(f, t)
-        begin = next((i for i in range(index) if _is_of_user(stack[i][0])), index)
+        files = [frame.f_code.co_filename for frame, _ in stack]
+        begin = next((i for i in range(1, index) if is_of_user(files[i])), index)  # 0: of the agent
         return stack[begin:], index - begin
 
     def do_continue(self, arg: str) -> bool | None:
@@ -174,11 +168,6 @@ class _StoppedPdb(pdb.Pdb):
     do_q = do_exit = do_EOF = do_quit  # noqa: N815 - names of pdb
 
 
-def _is_of_user(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return is_of_user(file) and file != "<string>"  # how an agent is started
-
-
 class _LookingPdb(_StoppedPdb):
     """Looks at threads that run on."""
 
@@ -192,26 +181,22 @@ class _LookingPdb(_StoppedPdb):
             return super().setup(f, tb)
 
     def find(self, wanted: str) -> FrameType | None:
-        """Returns the innermost frame of the user in a thread; "": writes where all of them are."""
+        """Returns the innermost frame of the user in a thread; "": writes where each one is."""
         for ident, name, stack in walk_threads(self._idents):
             if ident is None:  # a task
                 continue
-            users = [each for each in stack if _is_of_user(each[0])]
+            users = [each for each in stack if is_of_user(each[0].f_code.co_filename)]
             frame, line = (users or stack)[-1]
             if name == wanted:
                 return frame
-            if not wanted:
+            if users and not wanted:
                 self.message(f"{name}  {frame.f_code.co_filename}:{line} {frame.f_code.co_name}")
         if wanted:
-            self.error(f"no thread is {wanted!r}: see `threads`")
+            self.error(f"no thread is {wanted!r}: see `thread`")
         return None
 
-    def do_threads(self, arg: str) -> None:  # noqa: ARG002
-        """List the threads of the node."""
-        self.find("")
-
     def do_thread(self, arg: str) -> None:
-        """Look at another thread, or again at this one, where it is now: thread NAME."""
+        """Look at a thread where it is now: thread NAME; or list those that run your code: thread."""
         if (frame := self.find(arg)) is not None:
             self.setup(frame, None)
             self.print_stack_entry(self.stack[self.curindex])
@@ -224,13 +209,10 @@ class _LookingPdb(_StoppedPdb):
     do_j = do_jump = do_b = do_break = do_tbreak = do_run = do_restart = do_debug = _refuse
 
 
-_debuggers: "weakref.WeakKeyDictionary[NodeRuntime, NodeDebugger]" = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
-
-
 def debugger_of(runtime: NodeRuntime) -> NodeDebugger:
     with _lock:
-        return _debuggers.setdefault(runtime, NodeDebugger(runtime))
+        runtime.debugger = runtime.debugger or NodeDebugger(runtime)
+        return runtime.debugger
 
 
 def debug(runtime: NodeRuntime, idents: Collection[int] | None, argument: str | None) -> Any:

@@ -14,7 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import courier
 from courier import lowlevel
@@ -48,6 +48,9 @@ from launchpad_lite.worker._clients import Clients
 from launchpad_lite.worker._liveness import SignsOfLife
 from launchpad_lite.worker.address import Address, AddressTable, enter_table
 from launchpad_lite.worker.state import NodeCheckpoints, NodeState
+
+if TYPE_CHECKING:
+    from launchpad_lite.worker.debugger import NodeDebugger
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -144,6 +147,7 @@ class NodeRuntime:
         #: Whether the node's code has checked for the stop, and so will notice it.
         self._listens = False
         self._hearing = threading.Lock()
+        self.debugger: NodeDebugger | None = None  # made when it is first needed
         #: Stop handlers of this node; where nodes share a process, each has its own.
         self.stop_handlers = StopHandlers()
         #: They may block, so they run in a thread of their own.
