@@ -26,7 +26,7 @@ from launchpad_lite.launching import (
 from launchpad_lite.life.events import Ask, Looked, Start
 from launchpad_lite.life.timing import DEFAULT, Timing
 from launchpad_lite.parts.as_json import to_json
-from launchpad_lite.process.activity import activities, computing_threads
+from launchpad_lite.process.activity import activities, watch_threads
 from launchpad_lite.process.set_up import call
 from launchpad_lite.process.stacks import describe_threads, frames_of_threads
 from launchpad_lite.worker.questions import answer
@@ -138,11 +138,11 @@ class _ThisProcess(ThreadHost):
         return answers.end(number, lambda: asked, timeout_s)
 
     def _look(self, nodes: Mapping[str, NodeThread]) -> Mapping[str, Looked]:
-        computing = computing_threads()
+        doing = watch_threads()
         with frames_of_threads() as frames:  # once for all nodes
-            found = {name: node.look(computing) for name, node in nodes.items()}
+            found = {name: node.look(doing) for name, node in nodes.items()}
             own = {threading.get_ident()}.union(*(node.threads() for node in nodes.values()))
             others = frames.keys() - own
         rest = f"other threads of process {os.getpid()}"
-        calling = (each for each in activities(computing, others) if each.server)
+        calling = (each for each in activities(doing, others) if each.server)
         return {**found, rest: Looked(rest, describe_threads(others), tuple(calling))}

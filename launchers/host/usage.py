@@ -10,23 +10,32 @@ from typing import TypedDict
 from launchers.host.sweep import process_status
 
 _MIB = 1 << 20
-#: Positions in what `process_status` returns: two in ticks of a clock, one in pages.
-_USER, _SYSTEM, _MEMORY = 11, 12, 21
+#: The shortest time of which it is told how many cores were busy: ticks of the clock take 10 ms.
+_SHORTEST_S = 0.5
+#: Positions in what `process_status` returns: a letter, two in ticks of a clock, one in pages.
+_STATE, _USER, _SYSTEM, _MEMORY = 0, 11, 12, 21
 
 
 class Usage(TypedDict):
-    """What one worker uses: cores kept busy since the last look; main memory. None: not known."""
+    """What one worker uses: cores kept busy since the last look; main memory. None: not known.
+
+    `kernel_state` is that of its process, as in `/proc/PID/stat`; "": not known.
+    """
 
     cpu: float | None
     memory_mib: float | None
+    kernel_state: str
+
+
+UNKNOWN: Usage = {"cpu": None, "memory_mib": None, "kernel_state": ""}
 
 
 class UsageMeter:
     """Measures workers, each from one `look` to the next. Used by one thread."""
 
     def __init__(self) -> None:
-        #: When each process was measured last, and the CPU seconds that it had used.
-        self._seen: dict[int, tuple[float, float]] = {}
+        #: When each process was measured last, the CPU seconds that it had used, and cores kept busy.
+        self._seen: dict[int, tuple[float, float, float]] = {}
 
     def look(self, pids: Mapping[str, int]) -> dict[str, Usage]:
         """Returns what workers use, by name; those that have gone are left out."""
@@ -35,28 +44,33 @@ class UsageMeter:
         usage: dict[str, Usage] = {}
         for name, pid in pids.items():
             with contextlib.suppress(OSError):
-                used_s, memory_bytes = _measure(pid)
-                looked_at, used_before_s = before.get(pid, (-1.0, used_s))
-                self._seen[pid] = now, used_s
+                used_s, memory_bytes, kernel_state = _measure(pid)
+                looked_at, used_before_s, cpu = before.get(pid, (-1.0, used_s, 0.0))
+                if now - looked_at >= _SHORTEST_S:
+                    cpu = round((used_s - used_before_s) / (now - looked_at), 3)
+                    looked_at, used_before_s = now, used_s
+                self._seen[pid] = looked_at, used_before_s, cpu
                 usage[name] = {
-                    "cpu": round((used_s - used_before_s) / (now - looked_at), 3),
+                    "cpu": cpu,
                     "memory_mib": round(memory_bytes / _MIB, 1),
+                    "kernel_state": kernel_state,
                 }
         return usage
 
 
-def _measure(pid: int) -> tuple[float, int]:
-    """Returns CPU seconds of a process, and bytes that it holds; OSError if it has ended."""
+def _measure(pid: int) -> tuple[float, int, str]:
+    """Returns CPU seconds of a process, bytes that it holds, and its state; OSError if it has ended."""
     if sys.platform != "linux":
         import psutil
 
         try:
             process = psutil.Process(pid)
             times = process.cpu_times()
-            return times.user + times.system, process.memory_info().rss
+            return times.user + times.system, process.memory_info().rss, ""
         except psutil.Error as error:
             raise ProcessLookupError(str(error)) from error
     # The same figures, many times faster: an idle program should cost next to nothing.
     fields = process_status(pid)
     ticks = int(fields[_USER]) + int(fields[_SYSTEM])
-    return ticks / os.sysconf("SC_CLK_TCK"), int(fields[_MEMORY]) * os.sysconf("SC_PAGE_SIZE")
+    memory_bytes = int(fields[_MEMORY]) * os.sysconf("SC_PAGE_SIZE")
+    return ticks / os.sysconf("SC_CLK_TCK"), memory_bytes, fields[_STATE].decode()

@@ -1,4 +1,4 @@
-"""Detects that nodes of a program wait for each other in a circle."""
+"""Detects that nodes of a program wait for each other in a circle, or that all wait and none computes."""
 
 import contextlib
 import re
@@ -14,19 +14,20 @@ _REST = 20
 
 
 class DeadlockWatch:
-    """Checks a program at intervals, and reports the first deadlock once.
+    """Checks a program at intervals, and reports once the first deadlock, or that nothing goes on.
 
     It checks a program only while nodes are idle, and doubles the interval while nothing changes: ten
-    checks in the first two hours. It reports a deadlock that two checks in a row have found.
+    checks in the first two hours. It reports what two checks in a row have found.
     """
 
     def __init__(
         self,
         why: Callable[[], str],
-        idle_nodes: Callable[[], Collection[str]],
+        idle_nodes: Callable[[], tuple[Collection[str], bool]],
         tell: Callable[[str], object],
         timing: Timing,
     ) -> None:
+        """Prepares it; `idle_nodes` returns those that use no processor, and whether all are such."""
         self._why = why
         self._idle_nodes = idle_nodes
         self._tell = tell
@@ -52,13 +53,19 @@ class DeadlockWatch:
         while not self._ended.wait(max(self._timing.look_s if found else pause_s, _REST * took_s)):
             began_at = time.thread_time()
             with surviving("the thread that looks for deadlocks"):
-                from launchpad_lite.life.waits import DEADLOCK  # few programs live until here
+                from launchpad_lite.life.waits import (
+                    DEADLOCK,
+                    STALLED,
+                )  # few programs live until here
 
-                now = self._idle_nodes()
+                now, are_all = self._idle_nodes()
                 pause_s = self._timing.deadlock_s if now != idle else 2 * pause_s
                 idle, before = now, found
                 why = self._why() if idle and not self._ended.is_set() else ""
                 found = "".join(re.findall(rf"\A{DEADLOCK}.*(?:\n .*)*", why))
+                if not found and are_all and pause_s >= self._timing.stalled_s:
+                    first, *rest = why.splitlines() or [""]
+                    found = f"{STALLED}: {first}" if rest[-1:] == [STALLED] else ""
                 if found and found == before:
                     self._tell(found)
                     return

@@ -504,6 +504,7 @@ class AgentHost:
         asked = self._living.intersection(self._living if nodes is None else nodes)
         for node in asked:
             self.perform(Ask(node, number, question, argument))
+        self._send(LinkFrame("ping"))  # its answer tells of those that do not answer
         # A node that ends meanwhile answers no more.
         return functools.partial(self._said_when_asked.end, number, lambda: self._living & asked)
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from launchers.host.usage import Usage
+from launchers.host.usage import UNKNOWN, Usage
 from launchers.supervision.console import warn
 from launchers.supervision.deadlock_watch import DeadlockWatch
 from launchers.supervision.run_folder import make_run_folder
@@ -173,7 +173,6 @@ class SupervisedProgram(WatchedProgram):
         # In this order: a node that ended because another failed must not be seen before that failure.
         states = self._states.copy()
         states.update(dict.fromkeys(self._failed, "failed"))
-        unknown: Usage = {"cpu": None, "memory_mib": None}
         return [
             NodeStatus(
                 executable.name,
@@ -185,8 +184,9 @@ class SupervisedProgram(WatchedProgram):
                     for address in executable.addresses
                 },
                 self._attempts[executable.name],
+                usage.get(executable.name, UNKNOWN)["cpu"],
+                usage.get(executable.name, UNKNOWN)["memory_mib"],
                 since=self._since[executable.name],
-                **usage.get(executable.name, unknown),
             )
             for executable in self.plan.executables
         ]
@@ -217,7 +217,11 @@ class SupervisedProgram(WatchedProgram):
         found = {
             node: each.stacks.encode(errors="replace").decode() for node, each in looks.items()
         }
-        silent = {node: f"it {silence(state)}" for node, state in self._states.items()}
+        usage = self._host.usage()
+        silent = {
+            node: f"it {silence(state, usage.get(node, UNKNOWN)['kernel_state'])}"
+            for node, state in self._states.items()
+        }
         return {**silent, **found}
 
     def why(self) -> str:
@@ -237,6 +241,7 @@ class SupervisedProgram(WatchedProgram):
 
         before = self._states.copy()
         looks = self._look()
+        usage = self._host.usage()
         nodes = {
             each.name: ServingNode(
                 # One that has begun to answer meanwhile is not silent.
@@ -244,6 +249,7 @@ class SupervisedProgram(WatchedProgram):
                 [each.name, *each.endpoints, *each.endpoints.values()],
                 each.pid,
                 looks.pop(each.name, None),
+                usage.get(each.name, UNKNOWN)["kernel_state"],
             )
             for each in self.status()
         }
@@ -252,11 +258,11 @@ class SupervisedProgram(WatchedProgram):
             nodes[f"process {os.getpid()}"] = ServingNode("running", [], os.getpid(), look)
         return nodes
 
-    def _idle_nodes(self) -> frozenset[str]:
+    def _idle_nodes(self) -> tuple[frozenset[str], bool]:
         usage = self._host.usage()
         busy = {node for node, each in usage.items() if (each["cpu"] or 0.0) >= _IDLE_CPU}
-        states = self._states.items()
-        return frozenset(node for node, state in states if state in _UP) - busy
+        up = frozenset(node for node, state in self._states.items() if state in _UP)
+        return up - busy, busy.isdisjoint(up)
 
     # Its thread
 

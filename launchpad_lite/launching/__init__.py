@@ -78,7 +78,7 @@ GROUP = "launchpad_lite.launchers"
 #: The version of `Launcher`, `RunningProgram` and their arguments.
 INTERFACE = 1
 #: Seconds that nodes have to say what they do.
-LOOK_S = 2.0
+LOOK_S = 1.5
 #: Our own launchers are not looked up among all installed packages, which would double the time
 #: until a launch starts an agent. So no other launcher can have these names.
 _BUILT_IN = {

@@ -173,8 +173,10 @@ class ThreadActivity(_Message):
     peer: str = ""  # where the call that it answers comes from; empty: it answers none
     server: str = ""  # name or address of the server for which it waits; empty: it waits for none
     method: str = ""  # the method that it has called there
-    computes: bool = False  # whether it uses the processor
+    doing: str = "waits"  # `computes`, or for what it waits
     is_limited: bool = False  # whether its wait for a server ends after some time
+    thread: int = 0  # its ident; 0: it is a task of an event loop
+    behind: int = 0  # the thread of the same process for which it waits; 0: for none
 
 
 @dataclass(eq=False, repr=False)

@@ -23,6 +23,7 @@ class Timing(NamedTuple):
     #: Between looks for nodes that wait for each other, at first; each pause is twice the one
     #: before, while the same nodes are idle.
     deadlock_s: float = 5.0
+    stalled_s: float = 20.0  # such a pause, after which it is told that all nodes wait
     handlers_s: float = 2.0  # for stop handlers, after the end of the code that they belong to
 
 

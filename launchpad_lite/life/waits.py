@@ -9,6 +9,17 @@ from launchpad_lite.life.result import named
 from launchpad_lite.parts.as_json import to_json
 
 DEADLOCK = "deadlock: "  # how its text begins
+STALLED = "no node computes"  # the last line about a program in which nothing can go on by itself
+#: How a thread does that may go on: by itself, or by what comes from outside of the program.
+_GOES_ON = ("computes", "sleeps", "waits for a file or a connection", "waits for a process")
+#: Why a node does not answer, by the state of its process; a letter as in `/proc/PID/stat`.
+_SILENCE = {
+    "": "it was stopped, its host is busy, or it runs code that holds the GIL",
+    "D": "it waits for a disk, or for files on the network",
+    "R": "it runs code that holds the GIL, or its host is busy",
+    "S": "it waits in code that holds the GIL, or its host is busy",
+    "T": "it was stopped by a signal, and goes on after SIGCONT",
+}
 _MOST = 10  # nodes, chains and causes to name; more are counted
 
 
@@ -20,6 +31,7 @@ class ServingNode:
     servers: Sequence[str]  # names and addresses of its servers
     pid: int | None  # its process, if that is known
     look: Looked | None  # what its threads do; None: it does not answer
+    kernel_state: str = ""  # of its process, as in `/proc/PID/stat`
 
 
 @dataclass(eq=False)
@@ -39,7 +51,7 @@ class _Actor:
 
     @property
     def doing(self) -> str:
-        return f"{'computes' if self.does.computes else 'waits'} ({self.does.place})"
+        return f"{self.does.doing} ({self.does.place})"
 
 
 def explain(nodes: Mapping[str, ServingNode]) -> str:
@@ -54,7 +66,9 @@ def explain(nodes: Mapping[str, ServingNode]) -> str:
     silent = [name for name, node in nodes.items() if node.look is None]
     for name in silent[:_MOST]:
         if not any(f" {name}, which" in each for each in parts):
-            parts.append(f"{name} {silence(nodes[name].state)}")
+            parts.append(f"{name} {silence(nodes[name].state, nodes[name].kernel_state)}")
+    if not silent and _is_stalled(actors):
+        parts.append(STALLED)
     return "\n".join(parts) or _idle(actors)
 
 
@@ -84,12 +98,10 @@ def graph(nodes: Mapping[str, ServingNode]) -> dict[str, Any]:
     }
 
 
-def silence(state: str) -> str:
-    """Returns why a node in this state does not tell what its threads do."""
+def silence(state: str, kernel_state: str = "") -> str:
+    """Returns why a node does not tell what its threads do."""
     if state in ("running", "serving"):
-        return (
-            "does not answer: it was stopped, its host is busy, or it runs code that holds the GIL"
-        )
+        return f"does not answer: {_SILENCE.get(kernel_state, _SILENCE[''])}"
     return f"is {state}"
 
 
@@ -107,14 +119,17 @@ def _actors(nodes: Mapping[str, ServingNode]) -> list[_Actor]:
         (serving if each.does.peer else own).setdefault(each.node, []).append(each)
     calls: dict[tuple[int | None, str, str], list[_Actor]] = {}
     # A node's own code first: most calls that it answers came later.
+    threads = {(nodes[each.node].pid, each.does.thread): each for each in actors}
     for each in sorted(actors, key=lambda each: each.does.peer != ""):
         does = each.does
         if not does.server:
+            holder = threads.get((nodes[each.node].pid, does.behind)) if does.behind else None
+            each.targets = [] if holder is None or holder is each else [holder]
             continue
         if (owner := owners.get(does.server)) is None:
             each.cause = f"{does.server}, which is no node of this program"
         elif nodes[owner].look is None:
-            each.cause = f"{owner}, which {silence(nodes[owner].state)}"
+            each.cause = f"{owner}, which {silence(nodes[owner].state, nodes[owner].kernel_state)}"
         elif not does.method:  # for the node, not for an answer
             each.targets = own.get(owner, [])
         else:
@@ -180,6 +195,8 @@ def _circles(actors: Sequence[_Actor]) -> Iterator[list[_Actor]]:
 
 def _step(actor: _Actor) -> str:
     does = actor.does
+    if not does.server:
+        return f"{actor.label} {actor.doing}"
     behind = ""
     if actor.is_queued:
         others = named(sorted({each.does.runs for each in actor.targets}), _MOST)
@@ -191,22 +208,46 @@ def _step(actor: _Actor) -> str:
 def _causes(actors: Sequence[_Actor]) -> Iterator[str]:
     """Yields what ends chains of calls: that for which most wait first, and the library's own last."""
     distances = _distances(actors, limits=False)
-    waiting: dict[str, list[_Actor]] = {}
+    waiting: dict[tuple[str, str], list[_Actor]] = {}
     for start in actors:
-        if start.does.server and (start in distances or start.does.is_limited):
-            end = start
-            while end.targets and end in distances:
-                end = min(
-                    (each for each in end.targets if each in distances), key=distances.__getitem__
-                )
-            waiting.setdefault(_ending(end), []).append(start)
+        is_waiting = start.does.server or start.targets
+        if is_waiting and (start in distances or start.does.is_limited):
+            how = "" if start.does.server else start.does.doing  # for a thread of its own process
+            waiting.setdefault((how, _ending([*_chain(start, distances)][-1])), []).append(start)
     ranked = sorted(
         waiting.items(),
         key=lambda each: (all(x.does.place == IN_LIBRARY for x in each[1]), -len(each[1])),
     )
-    for text, starts in ranked[:_MOST]:
+    for (how, text), starts in ranked[:_MOST]:
         waiters = sorted({each.label for each in starts})
-        yield f"{named(waiters, 3)} wait{'s' * (len(waiters) == 1)} for {text}"
+        wait = f"{how}:" if how else "waits for" if len(waiters) == 1 else "wait for"
+        yield f"{named(waiters, 3)} {wait} {text}"
+
+
+def _is_stalled(actors: Sequence[_Actor]) -> bool:
+    """Returns whether some wait for others without a limit, and no other goes on meanwhile."""
+    if any(each.does.doing in ("computes", "sleeps") for each in actors):
+        return False
+    distances = _distances(actors, limits=False)
+    chains = (
+        [*_chain(each, distances)]
+        for each in actors
+        if each.targets and each in distances and each.does.place != IN_LIBRARY
+    )
+    return any(
+        not any(each.does.is_limited for each in chain) and chain[-1].does.doing not in _GOES_ON
+        for chain in chains
+    )
+
+
+def _chain(actor: _Actor, distances: Mapping[_Actor, int]) -> Iterator[_Actor]:
+    """Yields who waits for whom, from an actor to the nearest that waits for no other."""
+    yield actor
+    while actor.targets and actor in distances:
+        actor = min(
+            (each for each in actor.targets if each in distances), key=distances.__getitem__
+        )
+        yield actor
 
 
 def _ending(actor: _Actor) -> str:

@@ -1,34 +1,94 @@
 """What the threads of this process do now: which calls they answer, and what they wait for."""
 
+import inspect
 import linecache
 import os
+import platform
+import re
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from courier import CallContext
 from courier.lowlevel import answered_call, awaited_call
 from launchpad_lite.life.events import IN_LIBRARY, ThreadActivity
 from launchpad_lite.process.stacks import Stack, is_of_user, is_ours, walk_threads
 
-#: Seconds for which threads are watched; one that computes uses a tenth of them at least.
-_WATCH_S, _LEAST = 0.05, 0.1
+COMPUTES, WAITS = "computes", "waits"
+#: Seconds for which threads are watched; one that computes wants a twentieth of them at least.
+_WATCH_S, _LEAST = 0.05, 0.05
+#: What a thread does in a call of the system; "{}" is the file that its first argument names.
+_READS, _WRITES, _WAITS_FOR_LOCK = "reads {}", "writes {}", "waits for a lock"
+_SLEEPS, _WAITS_FOR_PROCESS, _WAITS_FOR_FILES = (
+    "sleeps",
+    "waits for a process",
+    "waits for a file or a connection",
+)
+_WAITS_FOR_FILE_LOCK, _WAITS_FOR_DISK = "waits for a lock of {}", "waits until {} is on the disk"
+#: Texts by the numbers of such calls.
+_CALLS_BY_MACHINE: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "x86_64": {
+        _READS: (0, 17, 19, 45, 47),
+        _WRITES: (1, 18, 20, 44, 46),
+        _SLEEPS: (35, 230),
+        _WAITS_FOR_LOCK: (202,),
+        _WAITS_FOR_PROCESS: (61, 247),
+        _WAITS_FOR_FILES: (7, 23, 42, 43, 232, 270, 271, 281, 288),
+        _WAITS_FOR_FILE_LOCK: (72, 73),
+        _WAITS_FOR_DISK: (74, 75),
+    },
+    "aarch64": {
+        _READS: (63, 65, 67, 207, 212),
+        _WRITES: (64, 66, 68, 206, 211),
+        _SLEEPS: (101, 115),
+        _WAITS_FOR_LOCK: (98,),
+        _WAITS_FOR_PROCESS: (95, 260),
+        _WAITS_FOR_FILES: (22, 72, 73, 202, 203, 242),
+        _WAITS_FOR_FILE_LOCK: (25, 32),
+        _WAITS_FOR_DISK: (82, 83),
+    },
+}
+_CALLS = {
+    str(number): text
+    for text, numbers in _CALLS_BY_MACHINE.get(platform.machine(), {}).items()
+    for number in numbers
+}
+#: What waits in functions of the standard library, by file and function.
+_WAITS_IN = {
+    ("queue.py", "get"): "waits for an item of a queue",
+    ("queue.py", "put"): "waits for room in a queue",
+    ("subprocess.py", ""): _WAITS_FOR_PROCESS,
+    ("threading.py", "wait"): "waits for an event",
+}
+_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+_OWNER = re.compile(r"owner=(\d+)")
 
 
-def computing_threads() -> Collection[int]:
-    """Watches for 50 ms which threads use the processor; none where the system does not tell."""
+class _Wait(NamedTuple):
+    """What a thread does; `behind`: the thread for which it waits, 0 if for none."""
+
+    text: str
+    behind: int = 0
+
+
+def watch_threads() -> Mapping[int, str]:
+    """Watches for 50 ms what threads do: `computes`, `sleeps`, `reads standard input`, ...
+
+    Returns it by the ident of the thread; those of which the system tells nothing are missing.
+    """
     ids = native_ids()
-    before = {ident: scheduled_s(native)[0] for ident, native in ids.items()}
+    before = {ident: sum(scheduled_s(native)) for ident, native in ids.items()}
     time.sleep(_WATCH_S)
-    return {
-        ident
-        for ident, native in ids.items()
-        if ident is not None and scheduled_s(native)[0] - before[ident] > _LEAST * _WATCH_S
-    }
+    found: dict[int, str] = {}
+    for ident, native in ids.items():
+        computes = sum(scheduled_s(native)) - before[ident] > _LEAST * _WATCH_S
+        if ident is not None and (text := COMPUTES if computes else _call_of_system(native)):
+            found[ident] = text
+    return found
 
 
 def native_ids() -> dict[int | None, int | None]:
@@ -48,21 +108,38 @@ def scheduled_s(native_id: int | None) -> tuple[float, float]:
     return int(ran) * 1e-9, int(queued) * 1e-9
 
 
+def _call_of_system(native_id: int | None) -> str:
+    try:
+        call, *arguments = Path(f"/proc/self/task/{native_id}/syscall").read_text().split()
+        text = _CALLS.get(call, "")
+        return text.format(_file(int(arguments[0], 16))) if "{}" in text else text
+    except (OSError, ValueError):
+        return ""
+
+
+def _file(descriptor: int) -> str:
+    if descriptor == 0:
+        return "standard input"
+    kind, _, number = str(Path(f"/proc/self/fd/{descriptor}").readlink()).partition(":[")
+    return f"a {kind}" if number else kind
+
+
 def activities(
-    computing: Collection[int],
+    doing: Mapping[int, str],
     idents: Collection[int] | None = None,
     dispatchers: Collection[Any] | None = None,
 ) -> tuple[ThreadActivity, ...]:
     """Returns what threads, and tasks of their event loops, do: in user code, and in calls.
 
     Looks at the threads `idents` (None: all but the calling one), and at calls to servers of these
-    `dispatchers` (None: all). The threads `computing` use the processor.
+    `dispatchers` (None: all). `doing` is what `watch_threads` has returned.
     """
     found: list[ThreadActivity] = []
     #: By the call that is answered: a task may do that, while a thread waits for it.
     answers: dict[CallContext, ThreadActivity] = {}
     for ident, _, stack in walk_threads(idents):
-        for call, activity in _activities(stack, dispatchers, computes=ident in computing):
+        wait = _wait(stack, doing.get(ident, "") if ident is not None else "")
+        for call, activity in _activities(stack, dispatchers, ident or 0, wait):
             if call is None:
                 found.append(activity)
             elif call not in answers or activity.place != IN_LIBRARY:
@@ -76,7 +153,7 @@ def activities(
 
 
 def _activities(
-    stack: Stack, dispatchers: Collection[object] | None, *, computes: bool
+    stack: Stack, dispatchers: Collection[object] | None, ident: int, wait: _Wait
 ) -> Iterator[tuple[CallContext | None, ThreadActivity]]:
     """Yields what a thread does in its own code (None), and in each call that it answers.
 
@@ -98,6 +175,9 @@ def _activities(
         waits = next(filter(None, (awaited_call(frame) for frame, _ in reversed(part))), None)
         if users or waits or call:
             own = part[users[0]][0].f_code.co_name if users else "run"
+            is_last = end == len(stack)
+            # Before 3.12, `asyncio.wait_for` makes a task of the call alone.
+            may_end = ident == 0 and not users and sys.version_info < (3, 12)
             yield (
                 call,
                 ThreadActivity(
@@ -106,10 +186,53 @@ def _activities(
                     "" if call is None else call.peer,
                     "" if waits is None else waits.server,
                     "" if waits is None else waits.method,
-                    computes and end == len(stack),
-                    waits is not None and waits.is_limited,
+                    wait.text if is_last else WAITS,
+                    waits is not None and (waits.is_limited or may_end),
+                    ident,
+                    wait.behind if is_last else 0,
                 ),
             )
+
+
+def _wait(stack: Stack, doing: str) -> _Wait:
+    """Returns what a thread does, by its stack, and by what the system says."""
+    names: dict[int | None, str] = {each.ident: each.name for each in threading.enumerate()}
+    if doing == COMPUTES or not stack:
+        return _Wait(doing or WAITS)
+    for frame, _ in reversed(stack):
+        file, function = Path(frame.f_code.co_filename).name, frame.f_code.co_name
+        if is_of_user(frame.f_code.co_filename) or is_ours(frame.f_code.co_filename):
+            break
+        if (file, function) == ("threading.py", "join"):
+            thread = frame.f_locals.get("self")
+            if isinstance(thread, threading.Thread) and thread.ident is not None:
+                return _Wait(f"waits for the thread {names.get(thread.ident)}", thread.ident)
+        if text := _WAITS_IN.get((file, function)) or _WAITS_IN.get((file, "")):
+            doing = text
+    if doing in ("", _WAITS_FOR_LOCK):
+        for owner in _owners(*stack[-1]):
+            return _Wait(f"waits for a lock that {names.get(owner, 'no thread')} holds", owner)
+    return _Wait(doing or WAITS)
+
+
+def _owners(frame: FrameType, line: int) -> Iterator[int]:
+    """Yields the threads that hold locks which a line of code names. Runs no code of the user."""
+    source = linecache.getline(frame.f_code.co_filename, line, frame.f_globals)
+    if "with" not in source and "acquire" not in source:
+        return
+    for name in _NAME.findall(source):
+        root, *attributes = name.split(".")
+        value: Any = frame.f_locals.get(root, frame.f_globals.get(root))
+        for each in attributes:
+            found = inspect.getattr_static(value, each, None)
+            value = value if each == "acquire" else found
+        if type(value) is threading.Condition:
+            value = vars(value)["_lock"]
+        if type(value) is _RLOCK and (owner := _OWNER.search(repr(value))) and owner[1] != "0":
+            yield int(owner[1])
+
+
+_RLOCK = type(threading.RLock())
 
 
 def _place(frame: FrameType, line: int) -> str:

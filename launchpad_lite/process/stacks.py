@@ -113,9 +113,10 @@ def _awaited(coroutine: Any) -> Iterator[tuple[FrameType, int]]:
         if type(coroutine) is CoroutineType and (frame := coroutine.cr_frame) is not None:
             yield frame, frame.f_lineno
             coroutine = coroutine.cr_await
-        else:  # what `__await__` of another coroutine has returned; a future is of no interest
-            is_wrapper = type(coroutine).__name__ == "coroutine_wrapper"
-            coroutine = next(iter(gc.get_referents(coroutine)), None) if is_wrapper else None
+        else:  # around another coroutine: our call, or what its `__await__` has returned
+            is_wrapper = type(coroutine).__name__ in ("AioCall", "coroutine_wrapper")
+            inner = gc.get_referents(coroutine) if is_wrapper else ()
+            coroutine = next((each for each in inner if type(each) is CoroutineType), None)
 
 
 def _describe(stacks: Iterable[tuple[str, Stack]]) -> str:

@@ -110,7 +110,7 @@ class GeneratorNode:
 
 def _doing(ident: int) -> str:
     """Returns what a thread does now, for people."""
-    for each in activities((), [ident]):
+    for each in activities({}, [ident]):
         if each.server:
             return f"waits for {each.server}.{each.method}"
         return f"is at {each.place}"

@@ -43,9 +43,9 @@ def answer(
 
 
 def _look(runtime: NodeRuntime, idents: Collection[int] | None, argument: object) -> Any:  # noqa: ARG001
-    from launchpad_lite.process.activity import computing_threads
+    from launchpad_lite.process.activity import watch_threads
 
-    return to_json(runtime.look(computing_threads(), idents))
+    return to_json(runtime.look(watch_threads(), idents))
 
 
 def _profile(runtime: NodeRuntime, idents: Collection[int] | None, argument: float) -> Any:

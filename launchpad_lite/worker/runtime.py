@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -397,7 +397,7 @@ class NodeRuntime:
         loops = (server.dispatcher.tasks.thread_ident for server in servers)
         return found.union(ident for ident in loops if ident is not None)
 
-    def look(self, computing: Collection[int], idents: Collection[int] | None = None) -> Looked:
+    def look(self, doing: Mapping[int, str], idents: Collection[int] | None = None) -> Looked:
         """Returns what the node does now; `idents` are its threads, None: all of this process."""
         from launchpad_lite.process.activity import activities
         from launchpad_lite.process.stacks import describe_threads
@@ -406,7 +406,7 @@ class NodeRuntime:
         return Looked(
             self.name,
             describe_threads(idents),
-            activities(computing, idents, [server.dispatcher for server in servers]),
+            activities(doing, idents, [server.dispatcher for server in servers]),
             any(server.handlers.load()[0] for server in servers),
         )
 

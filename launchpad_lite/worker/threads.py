@@ -4,7 +4,7 @@ import abc
 import contextlib
 import contextvars
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 
 from courier import ExceptionReport
 from launchpad_lite.life.events import (
@@ -72,8 +72,8 @@ class NodeThread:
         assert self._runner is not None
         leave_behind(self._runner)
 
-    def look(self, computing: Collection[int]) -> Looked:
-        return self.runtime.look(computing, self.threads())
+    def look(self, doing: Mapping[int, str]) -> Looked:
+        return self.runtime.look(doing, self.threads())
 
 
 class ThreadHost(abc.ABC):

@@ -224,7 +224,8 @@ def test_another_shell_passes_no_orders_of_nodes_to_its_terminal(shell: Shell) -
     assert shown.startswith("[rude[0]] \\x1b]0;title\\x07 \\x9b2J\n")
     assert "\\x1bc:\n" in shown
     assert (
-        "no node waits in a call of another\nrude[0].run waits (test_running_programs.py:" in shown
+        "no node waits in a call of another\nrude[0].run waits for an event (test_running_programs.py:"
+        in shown
     )
     assert shown.replace("\n", "").isprintable()
 

@@ -18,7 +18,7 @@ from launchers.supervision.deadlock_watch import DeadlockWatch
 from launchpad_lite import engines
 from launchpad_lite.life.events import IN_LIBRARY, Looked, ThreadActivity
 from launchpad_lite.life.timing import DEFAULT
-from launchpad_lite.life.waits import ServingNode, explain
+from launchpad_lite.life.waits import STALLED, ServingNode, explain
 from launchpad_lite.testing import poll_until
 
 _PATIENCE_S = 20.0
@@ -168,8 +168,8 @@ def test_what_calls_wait_for_that_are_answered_later_is_named(launch_program: An
     _await(
         running,
         "a[0].run waits for b[0].act, which waits (its batch has 1 of 3 calls)",
-        "a[1].run waits for c[0].__init__, which waits (test_waits.py:",
-        "ps_worker[0].run wait for ps_worker[1].push, which waits (test_waits.py:",
+        "a[1].run waits for c[0].__init__, which waits for an event (test_waits.py:",
+        "ps_worker[0].run wait for ps_worker[1].push, which waits for an event (test_waits.py:",
     )
     running.kill()
 
@@ -179,7 +179,7 @@ def test_what_calls_wait_for_that_are_answered_later_is_named(launch_program: An
     ("method", "what"),
     [
         ("compute", "computes (test_waits.py:"),
-        ("rest", "waits (test_waits.py:"),
+        ("rest", "waits for an event (test_waits.py:"),
         ("rest_async", "waits (test_waits.py:"),
     ],
 )
@@ -205,7 +205,7 @@ def test_a_node_that_is_still_constructed_is_named_with_its_line(launch_program:
     with program.group("a"):
         program.add_node(lp.CourierNode(Caller, late, "rest"))
     running = launch_program(program, "test_mt").running
-    _await(running, "a[0].run waits for b[0].__init__, which waits (test_waits.py:")
+    _await(running, "a[0].run waits for b[0].__init__, which waits for an event (test_waits.py:")
     running.kill()
 
 
@@ -216,7 +216,7 @@ def test_a_process_that_was_stopped_is_named(launch_program: Any) -> None:
     os.kill(pid, signal.SIGSTOP)
     try:
         _await(
-            running, "wait for c[0], which does not answer: it was stopped, its host is busy, or it"
+            running, "wait for c[0], which does not answer: it was stopped by a signal, and goes on"
         )
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -229,6 +229,30 @@ def _node(*threads: ThreadActivity, pid: int = 1, is_full: bool = False) -> Serv
 
 def _nodes(**nodes: ServingNode) -> dict[str, ServingNode]:
     return {name: dataclasses.replace(node, servers=[name]) for name, node in nodes.items()}
+
+
+def test_threads_that_hold_the_locks_of_others_in_a_circle_are_a_deadlock() -> None:
+    one = ThreadActivity(
+        "left", "a.py:1", doing="waits for a lock that y holds", thread=1, behind=2
+    )
+    two = ThreadActivity(
+        "right", "a.py:2", doing="waits for a lock that x holds", thread=2, behind=1
+    )
+    text = explain(_nodes(a=_node(one, two)))
+    assert text.startswith(
+        "deadlock: a.left → a.right → a.left\n  a.left waits for a lock that y holds ("
+    )
+
+
+def test_that_no_node_computes_is_said_unless_one_may_go_on() -> None:
+    asks = ThreadActivity("run", "a.py:1", server="b", method="get")
+    stuck = ThreadActivity("get", "b.py:1", peer="x", doing="waits for an item of a queue")
+    assert explain(_nodes(a=_node(asks), b=_node(stuck))).endswith(f"\n{STALLED}")
+    for other in ("computes", "sleeps", "waits for a file or a connection"):
+        moving = dataclasses.replace(stuck, doing=other)
+        assert STALLED not in explain(_nodes(a=_node(asks), b=_node(moving)))
+    limited = dataclasses.replace(asks, is_limited=True)
+    assert STALLED not in explain(_nodes(a=_node(limited), b=_node(stuck)))
 
 
 def test_a_silent_node_is_named_although_its_name_ends_that_of_another() -> None:
@@ -278,7 +302,7 @@ def test_another_caller_of_the_method_makes_no_deadlock() -> None:
 
 def test_one_of_several_threads_that_goes_on_makes_no_deadlock() -> None:
     stuck = ThreadActivity("pong", "", peer="x", server="a", method="ping")
-    works = ThreadActivity("train", "train.py:3: step()", peer="x", computes=True)
+    works = ThreadActivity("train", "train.py:3: step()", peer="x", doing="computes")
     caller = ThreadActivity("ping", "", peer="x", server="b", method="pong2")
     text = explain(_nodes(a=_node(caller), b=_node(stuck, works, is_full=True)))
     assert "deadlock" not in text
@@ -286,7 +310,7 @@ def test_one_of_several_threads_that_goes_on_makes_no_deadlock() -> None:
 
 
 def test_a_program_in_which_no_node_waits_for_another_says_what_each_does() -> None:
-    works = ThreadActivity("run", "train.py:3: step()", computes=True)
+    works = ThreadActivity("run", "train.py:3: step()", doing="computes")
     assert explain(_nodes(a=_node(works))) == (
         "no node waits in a call of another\na.run computes (train.py:3: step())"
     )
@@ -307,6 +331,16 @@ def test_a_deadlock_is_told_once_without_being_asked_for(
     assert caplog.text.count("deadlock: ") == 1
 
 
+def test_that_all_wait_and_none_computes_is_told_after_a_while() -> None:
+    told: queue.Queue[str] = queue.Queue()
+    timing = DEFAULT._replace(deadlock_s=0.01, stalled_s=0.04, look_s=0.01)
+    text = f"a.run waits for b.get, which waits (b.py:1)\n{STALLED}"
+    watch = DeadlockWatch(lambda: text, lambda: (["a", "b"], True), told.put, timing)
+    watch.start()
+    assert told.get(timeout=10) == f"{STALLED}: a.run waits for b.get, which waits (b.py:1)"
+    watch.end()
+
+
 def test_checks_for_deadlocks_that_take_much_of_the_processor_are_rare() -> None:
     began: queue.Queue[float] = queue.Queue()
 
@@ -319,7 +353,7 @@ def test_checks_for_deadlocks_that_take_much_of_the_processor_are_rare() -> None
 
     changing = itertools.count()
     timing = DEFAULT._replace(deadlock_s=0.01)
-    watch = DeadlockWatch(why, lambda: [str(next(changing))], print, timing)
+    watch = DeadlockWatch(why, lambda: ([str(next(changing))], True), print, timing)
     watch.start()
     first, second = began.get(), began.get()
     watch.end()
