@@ -18,14 +18,7 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite.engines._member import ElsewhereError, GoneError, RingMember, key_place
 from launchpad_lite.engines._population import Gate, Verdict
-from launchpad_lite.engines._ring import (
-    CIRCLE,
-    SUCCESSORS,
-    Contact,
-    distance,
-    draw,
-    estimate,
-)
+from launchpad_lite.engines._ring import CIRCLE, SUCCESSORS, Contact, distance, estimate
 from launchpad_lite.engines._user_code import Check, run_user_code
 from launchpad_lite.engines._values import (
     Key,
@@ -261,14 +254,8 @@ class Peer:
     # The barrier.
 
     async def _pass_barrier(self) -> None:
-        while True:
-            try:
-                sample = await self._sample()
-            except (GoneError, ElsewhereError):
-                await asyncio.sleep(_RETRY_S)
-                continue
-            if await self._waits_for(sample):
-                return
+        while not await self._waits_for(await self._sample()):
+            pass
 
     async def _waits_for(self, sample: list[Contact]) -> bool:
         """Returns whether it may go on; if not, it is to draw another sample."""
@@ -311,11 +298,14 @@ class Peer:
             return barrier.sample(others, self._rng)
         if ring.knows_all():
             return barrier.sample(ring.successors, self._rng)
-        return await draw(self._rng, ring, size, self._find, self._after)
-
-    async def _after(self, contact: Contact) -> list[Contact]:
-        _, following = await self._call(contact, "neighbours")
-        return list(following)
+        self._rng.shuffle(others)
+        found: list[Contact] = []
+        while others and len(found) < size:
+            some, others = others[: size - len(found)], others[size - len(found) :]
+            asked = [self._answer(other, "neighbours") for other in some]
+            answers = zip(some, await asyncio.gather(*asked), strict=True)
+            found += [other for other, answer in answers if answer and answer[1]]  # on the ring
+        return found
 
     # The ring.
 

@@ -7,8 +7,7 @@ search halves the distance with each peer that it asks.
 
 import functools
 import hashlib
-import random
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 BITS = 64
@@ -106,49 +105,3 @@ class Ring:
 def estimate(spans: Sequence[tuple[int, int]]) -> float:
     """Returns how many peers there are, from the peers in some parts of the circle and their lengths."""
     return CIRCLE * sum(count for count, _ in spans) / sum(length for _, length in spans)
-
-
-#: Returns the owner of a place, and the peers after it.
-Find = Callable[[int], Awaitable[tuple[Contact, Sequence[Contact]]]]
-#: Returns the peers after one.
-Walk = Callable[[Contact], Awaitable[Sequence[Contact]]]
-
-
-async def uniform_sample(
-    rng: random.Random, peers: float, find: Find, walk: Walk
-) -> Contact | None:
-    """Returns a peer, each with the same probability; None if another try is needed.
-
-    A random place would prefer peers with a long arc before them. So each peer gets an equal length,
-    half of the mean arc; what is left of long arcs goes to the peers that follow. After King
-    and Saia, "Choosing a Random Peer" (PODC 2004). There are about so many peers.
-    """
-    share = CIRCLE / (2 * peers)
-    place = rng.randrange(CIRCLE)
-    contact, following = await find(place)
-    rest = (distance(place, contact.place) % CIRCLE) - share
-    for _ in range(max(8, 6 * int(peers).bit_length())):
-        if rest < 0:
-            return contact
-        if not following:
-            following = await walk(contact)
-            if not following:
-                return contact  # it is alone
-        after, following = following[0], following[1:]
-        rest += distance(contact.place, after.place) - share
-        contact = after
-    return None
-
-
-async def draw(rng: random.Random, ring: Ring, size: int, find: Find, walk: Walk) -> list[Contact]:
-    """Returns some other peers, drawn uniformly without replacement; all, if there are no more."""
-    chosen: dict[str, Contact] = {}
-    while len(chosen) < size:
-        if ring.knows_all():  # also if others have left meanwhile
-            return rng.sample(ring.successors, min(size, len(ring.successors)))
-        reach = distance(ring.me.place, ring.successors[-1].place)
-        peers = estimate([(len(ring.successors), reach)])
-        contact = await uniform_sample(rng, peers, find, walk)
-        if contact is not None and contact.name != ring.me.name:
-            chosen[contact.name] = contact
-    return list(chosen.values())

@@ -9,9 +9,7 @@ The rules are those of Wang, Catterall and Mortier, "Probabilistic Synchronous P
 """
 
 import abc
-import bisect
 import collections
-import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -91,17 +89,14 @@ class Steps(Sequence[int]):
         self._count: collections.Counter[int] = collections.Counter()
         #: The lowest step; infinity if there is none.
         self.lowest = math.inf
-        self._len = 0
 
     def add(self, step: int) -> None:
         """Adds the step of one worker."""
         self._count[step] += 1
-        self._len += 1
         self.lowest = min(self.lowest, step)
 
     def remove(self, step: int) -> None:
         """Takes away the step of one worker."""
-        self._len -= 1
         self._count[step] -= 1
         if not self._count[step]:
             del self._count[step]
@@ -109,20 +104,13 @@ class Steps(Sequence[int]):
                 self.lowest = min(self._count, default=math.inf)
 
     def __len__(self) -> int:
-        return self._len
+        return self._count.total()
 
     def __iter__(self) -> Iterator[int]:
-        for step in sorted(self._count):
-            yield from itertools.repeat(step, self._count[step])
+        return iter(sorted(self._count.elements()))
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return list(self)[index]
-        if not -self._len <= index < self._len:
-            raise IndexError(f"{self._len} steps have no number {index}")
-        steps = sorted(self._count)  # in the time of different steps, not of workers
-        ends = list(itertools.accumulate(self._count[step] for step in steps))
-        return steps[bisect.bisect_right(ends, index % self._len)]
+        return list(self)[index]
 
 
 class _Lagging(Barrier):

@@ -247,7 +247,8 @@ def simulate(
     for _ in range(workers):
         run.join(0)
     if churn is not None:
-        run.churn(churn)
+        run.at_rate(churn.leaves_per_s, run.leave)
+        run.at_rate(churn.joins_per_s, run.join)
     return run.run()
 
 
@@ -256,8 +257,7 @@ def _drawing(name: str, duration: Duration) -> Callable[[random.Random], float]:
         return duration
     if not 0 <= duration < math.inf:
         raise ValueError(f"simulate: {name} is a number of seconds from 0 up, not {duration!r}")
-    seconds = duration
-    return lambda _: seconds
+    return lambda _: duration
 
 
 @dataclass(eq=False)
@@ -283,42 +283,39 @@ class _SimulatedWorker:
     def is_there(self) -> bool:
         return self.trace.left_s is None
 
+    def end_wait(self, now: float) -> None:
+        if self.waits_since is not None:
+            self.trace.waited_s += now - self.waits_since
+            self.waits_since = None
 
+
+@dataclass(eq=False)
 class _Run(abc.ABC):
     """A simulation; subclasses say who decides."""
 
-    def __init__(
-        self,
-        barrier: Barrier,
-        seconds: float,
-        step_time: Callable[[random.Random], float],
-        delay: Callable[[random.Random], float],
-        stragglers: Stragglers | None,
-        model: SimulatedModel | None,
-        evaluate_every: int,
-        seed: int,
-    ) -> None:
+    barrier: Barrier
+    end: float
+    step_time: Callable[[random.Random], float]
+    delay: Callable[[random.Random], float]
+    stragglers: Stragglers | None
+    model: SimulatedModel | None
+    evaluate_every: int
+    seed: int
+
+    def __post_init__(self) -> None:
         self.now = 0.0
-        self._end = seconds
         #: Events to come, with numbers that keep the order of those of the same time.
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = itertools.count()
-        self.barrier = barrier
         self.messages = 0
         #: For all that does not belong to one worker.
-        self.rng = random.Random(seed)  # noqa: S311 - no secret
-        self._seed = seed
-        self._step_time = step_time
-        self._delay = delay
-        self._stragglers = stragglers
-        self._model = model
-        self._evaluate_every = evaluate_every
+        self.rng = random.Random(self.seed)  # noqa: S311 - no secret
         self._evaluations: list[Evaluation] = []
         #: Those that the model has taken in.
         self._updates = 0
         self._workers: list[_SimulatedWorker] = []
         #: The present workers.
-        self.population: Population[_SimulatedWorker] = Population(barrier, self.rng)
+        self.population: Population[_SimulatedWorker] = Population(self.barrier, self.rng)
 
     def after(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
         """Adds an event; events of the same time happen in the order of these calls."""
@@ -327,19 +324,14 @@ class _Run(abc.ABC):
         heapq.heappush(self._events, (self.now + delay_s, next(self._number), action, args))
 
     def run(self) -> Simulation:
-        while self._events and self._events[0][0] <= self._end:
+        while self._events and self._events[0][0] <= self.end:
             self.now, _, action, args = heapq.heappop(self._events)
             action(*args)
-        self.now = self._end
+        self.now = self.end
         for worker in self._workers:
-            self._count_wait(worker)
-        return Simulation(
-            self.barrier,
-            self._end,
-            [worker.trace for worker in self._workers],
-            self.messages,
-            self._evaluations,
-        )
+            worker.end_wait(self.now)
+        traces = [worker.trace for worker in self._workers]
+        return Simulation(self.barrier, self.end, traces, self.messages, self._evaluations)
 
     @abc.abstractmethod
     def asks(self, worker: _SimulatedWorker) -> None:
@@ -351,10 +343,10 @@ class _Run(abc.ABC):
 
     def join(self, first_step: int | None = None) -> None:
         number = len(self._workers)
-        rng = random.Random(f"{self._seed} {number}")  # noqa: S311 - no secret
+        rng = random.Random(f"{self.seed} {number}")  # noqa: S311 - no secret
         slowdown = 1.0
-        if self._stragglers is not None and rng.random() < self._stragglers.fraction:
-            slowdown = self._stragglers.slowdown
+        if self.stragglers is not None and rng.random() < self.stragglers.fraction:
+            slowdown = self.stragglers.slowdown
         finished_s = array.array("d")
         trace = WorkerTrace(self.now, 0, finished_s)
         worker = _SimulatedWorker(number, trace, slowdown, rng, finished_s)
@@ -365,15 +357,11 @@ class _Run(abc.ABC):
     def leave(self) -> None:
         if len(self.population):
             worker = self.rng.choice(self.population.workers)
-            self._count_wait(worker)
+            worker.end_wait(self.now)
             worker.trace.left_s = self.now
             self.forgets(worker)
 
-    def churn(self, churn: Churn) -> None:
-        self._at_rate(churn.leaves_per_s, self.leave)
-        self._at_rate(churn.joins_per_s, self.join)
-
-    def _at_rate(self, per_s: float, action: Callable[[], None]) -> None:
+    def at_rate(self, per_s: float, action: Callable[[], None]) -> None:
         def happen() -> None:
             action()
             self.after(self.rng.expovariate(per_s), happen)
@@ -383,15 +371,19 @@ class _Run(abc.ABC):
 
     def begin(self, worker: _SimulatedWorker) -> None:
         if worker.is_there:
-            self._count_wait(worker)
-            if self._model is not None:
-                worker.values = self._model.read()
-            duration = self._step_time(worker.rng) * worker.slowdown
+            worker.end_wait(self.now)
+            if self.model is not None:
+                worker.values = self.model.read()
+            duration = self.step_time(worker.rng) * worker.slowdown
             self.after(duration, self._finish, worker)
 
     def _finish(self, worker: _SimulatedWorker) -> None:
         if worker.is_there:
-            self._learn(worker, self._delay(self.rng))
+            delay_s = self.delay(self.rng)
+            if self.model is not None:
+                update = self.model.compute(worker.values, worker.number, worker.step)
+                # If at once, before the model is read again.
+                self._happen(delay_s, self._apply, self.model, update)
             worker.step += 1
             finished_s = worker.finished_s
             finished_s.append(self.now)
@@ -400,28 +392,16 @@ class _Run(abc.ABC):
             worker.waits_since = self.now
             self.asks(worker)
 
-    def _count_wait(self, worker: _SimulatedWorker) -> None:
-        if worker.waits_since is not None:
-            worker.trace.waited_s += self.now - worker.waits_since
-            worker.waits_since = None
-
-    def _learn(self, worker: _SimulatedWorker, delay_s: float) -> None:
-        if self._model is not None:
-            update = self._model.compute(worker.values, worker.number, worker.step)
-            self._happen(delay_s, self._apply, update)  # if at once, before the model is read again
-
-    def _apply(self, update: Any) -> None:
-        assert self._model is not None
-        self._model.apply(update)
+    def _apply(self, model: SimulatedModel, update: Any) -> None:
+        model.apply(update)
         self._updates += 1
-        if self._updates % self._evaluate_every == 0:
-            value = self._model.evaluate()
-            self._evaluations.append(Evaluation(self.now, self._updates, value))
+        if self._updates % self.evaluate_every == 0:
+            self._evaluations.append(Evaluation(self.now, self._updates, model.evaluate()))
 
     def send(self, action: Callable[..., None], *args: Any) -> None:
         """Has something happen when a message has arrived."""
         self.messages += 1
-        self._happen(self._delay(self.rng), action, *args)
+        self._happen(self.delay(self.rng), action, *args)
 
     def _happen(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
         if delay_s:
@@ -481,14 +461,13 @@ class _Peers(_Run):
         worker.draws += 1
         sample = self.barrier.sample(self.population.others(worker), self.rng)
         worker.gate = Gate(self.barrier, worker.step, sample)
-        if not sample:
+        if sample:
+            self._ask(worker, worker.gate)
+        else:
             self._pass(worker)
-            return
-        self._ask(worker)
 
-    def _ask(self, worker: _SimulatedWorker) -> None:
-        assert worker.gate is not None
-        for other, beyond in worker.gate.questions():
+    def _ask(self, worker: _SimulatedWorker, gate: "Gate[_SimulatedWorker]") -> None:
+        for other, beyond in gate.questions():
             self.send(self._asked, other, worker, worker.draws, beyond)
 
     def _draw_again(self, worker: _SimulatedWorker, draw: int) -> None:
@@ -521,7 +500,7 @@ class _Peers(_Run):
             if worker.times_draw != worker.draws and not isinstance(self.barrier.resample, str):
                 worker.times_draw = worker.draws
                 self.after(self.barrier.resample, self._draw_again, worker, worker.draws)
-            self._ask(worker)
+            self._ask(worker, gate)
 
     def _pass(self, worker: _SimulatedWorker) -> None:
         worker.gate = None

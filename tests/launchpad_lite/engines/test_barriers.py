@@ -243,14 +243,3 @@ def test_the_bounds_are_those_of_the_paper() -> None:
     assert engines.mean_bound(1000, 4, 0.9, 10_000) == pytest.approx(4 * 5 / 2 / 0.9)
     with pytest.raises(ValueError, match="above 0 and below 1, not 1"):
         engines.mean_bound(1, 0, 1, 1)
-
-
-def test_others_are_a_sequence_that_a_sample_may_slice() -> None:
-    population = Population[str](engines.BSP(), random.Random(1))
-    for worker in "abcd":
-        population.add(worker)
-    others = population.others("b")
-    assert list(others) == ["a", "d", "c"]
-    assert (others[:2], others[-1], others[::-1]) == (["a", "d"], "c", ["c", "d", "a"])
-    with pytest.raises(IndexError):
-        others[3]

@@ -1,6 +1,5 @@
 """Peer-to-peer: every peer holds some values and computes updates; nobody knows everything."""
 
-import asyncio
 import bisect
 import collections
 import json
@@ -28,9 +27,7 @@ from launchpad_lite.engines._ring import (
     Contact,
     Ring,
     distance,
-    draw,
     estimate,
-    uniform_sample,
 )
 from launchpad_lite.testing import poll_until
 
@@ -96,47 +93,13 @@ def test_a_search_goes_around_peers_that_do_not_answer() -> None:
     assert len(set(reached)) == 3
 
 
-def test_peers_are_sampled_with_equal_probability_and_counted_by_density() -> None:
-    peers, rng = Everybody(100), random.Random(1)
-    drawn: collections.Counter[Contact] = collections.Counter()
-
-    async def find(place: int) -> tuple[Contact, list[Contact]]:
-        return peers.owner(place), peers.after(peers.owner(place))
-
-    async def walk(contact: Contact) -> list[Contact]:
-        return peers.after(contact)
-
-    async def draw() -> None:
-        for _ in range(40_000):
-            contact = await uniform_sample(rng, 100, find, walk)
-            if contact is not None:
-                drawn[contact] += 1
-
-    asyncio.run(draw())
-    expected = sum(drawn.values()) / 100
-    chi_square = sum((drawn[contact] - expected) ** 2 / expected for contact in peers.contacts)
-    assert chi_square < 150  # by chance once in a thousand times; arcs alone give 10,000
+def test_peers_are_counted_by_density() -> None:
+    peers = Everybody(100)
     spans = [
         (SUCCESSORS, distance(contact.place, peers.after(contact)[-1].place))
-        for contact in rng.sample(peers.contacts, 8)
+        for contact in random.Random(1).sample(peers.contacts, 8)
     ]
     assert estimate(spans) == pytest.approx(100, rel=0.3)
-
-
-def test_a_sample_that_is_drawn_while_others_leave_is_of_those_that_stay() -> None:
-    peers = Everybody(100)
-    ring = peers.rings[peers.contacts[0]]
-    stay = peers.contacts[:3]
-
-    async def find(place: int) -> tuple[Contact, list[Contact]]:
-        ring.follow(stay[1:])  # it has looked at its neighbours again
-        return stay[place % 3], []
-
-    async def walk(contact: Contact) -> list[Contact]:
-        return [each for each in stay if each != contact]
-
-    found = asyncio.run(draw(random.Random(1), ring, 10, find, walk))
-    assert sorted(each.name for each in found) == sorted(each.name for each in stay[1:])
 
 
 def test_fingers_point_beyond_the_next_peers_only() -> None:
