@@ -8,7 +8,6 @@ import gc
 import heapq
 import itertools
 import math
-import operator
 import pickle
 import sys
 import types
@@ -367,15 +366,6 @@ def _combine(
     items: Iterable[tuple[Any, Any]],
     function: Callable[[Any, Any], Any],
 ) -> None:
-    if function is operator.add:  # by far the most frequent one, without a call
-        for key, value in items:
-            if key in values or (
-                type(key) not in PLAIN and (key := first_of(firsts, key)) in values
-            ):
-                values[key] = values[key] + value
-            else:
-                values[key] = value
-        return
     for key, value in items:
         if key in values or (type(key) not in PLAIN and (key := first_of(firsts, key)) in values):
             values[key] = function(values[key], value)

@@ -77,7 +77,7 @@ class Job:
         self.title = title
         self.shuffles = shuffles_of(operation)
         # Cached: each task asks, and each answer is a walk through the plan.
-        self._stages: dict[tuple[int, int], JobStage] = {}
+        self._stages: dict[tuple[int, int | None], JobStage] = {}
         self._operations = {each.number: each for each in operations_of(operation)}
         try:
             self.payload, self.broadcasts = dump((self._operations, action))
@@ -90,7 +90,8 @@ class Job:
         self, operation: Operation, partition: int, target: Operation | None, source: int
     ) -> PartitionStep:
         """Returns how a partition is computed, for a wide or cached operation or for the action."""
-        key = operation.number, 0 if target is None else target.number
+        end = None if target is None else target.number
+        key = operation.number, end
         if key not in self._stages:
             if isinstance(target, Shuffled):
                 number = self.shuffles.index(target) + 1
@@ -99,11 +100,9 @@ class Job:
             title = self.title if target is None else target.title
             title = f"{pipeline_of(operation)} → {title}"
             self._stages[key] = JobStage(number, len(self.shuffles) + 1, title)
-        for_number = None if target is None else target.number
-        return PartitionStep(self._stages[key], operation.number, partition, for_number, source)
+        return PartitionStep(self._stages[key], operation.number, partition, end, source)
 
     def chain(self, step: PartitionStep) -> Iterator[tuple[Operation, int]]:
-        """Yields the operations of a step, from the last to the first."""
         return chain_of(self._operations[step.operation], step.partition)
 
 

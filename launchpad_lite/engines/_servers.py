@@ -236,19 +236,19 @@ class KeyServer:
 
     def save(self, folder: Path) -> None:
         with self._storing:
-            values = {key: (held.value, held.version) for key, held in self._held.items()}
-            state = {
-                "servers": self._server_num,
-                "values": values,
-                "applied": dict(self._applied),
-                **self._more_state(),
-            }
+            state = self._state()
         with (folder / "values.pickle").open("wb") as file:
             courier.dump(state, file)
 
+    def _state(self) -> dict[str, Any]:
+        values = {key: (held.value, held.version) for key, held in self._held.items()}
+        return {"servers": self._server_num, "values": values, "applied": dict(self._applied)}
+
     def restore(self, folder: Path) -> None:
         with (folder / "values.pickle").open("rb") as file:
-            state = pickle.load(file)
+            self._restore(pickle.load(file))
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
         if state["servers"] != self._server_num:  # each would miss keys that others have
             raise EngineError(
                 f"{self._name}: this checkpoint is of {state['servers']} servers, and the program has "
@@ -259,14 +259,7 @@ class KeyServer:
             self._held[key] = self._hold(key, value, version)
         self._kept = set(self._held)
         self._applied = state["applied"]
-        self._restore_more(state)
         self._is_lost = False
-
-    def _more_state(self) -> dict[str, Any]:
-        return {}
-
-    def _restore_more(self, state: Mapping[str, Any]) -> None:
-        """Takes over the rest of a checkpoint."""
 
 
 @dataclass
@@ -625,16 +618,17 @@ class Coordinator(KeyServer):
 
     # Its state, besides the values.
 
-    def _more_state(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         with self._changed:
-            return {
+            return super()._state() | {
                 "keys": list(self._keys),
                 "step": self._population.slowest,
                 "has_begun": self._has_begun,
                 "member_life": self._member_life,
             }
 
-    def _restore_more(self, state: Mapping[str, Any]) -> None:
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        super()._restore(state)
         self._keys = dict.fromkeys(state["keys"])
         self._kept_names = set(self._keys)
         if lp.restart_count():

@@ -34,14 +34,7 @@ def mean_bound(sample_size: int, staleness: int, within: float, updates: int) ->
 def variance_bound(sample_size: int, staleness: int, within: float, updates: int) -> float:
     """Returns the bound on the average of the squared lags (equation 2); infinite without a sample.
 
-    Args:
-        sample_size: As for `mean_bound`, and so are the others.
-        staleness: See there.
-        within: See there.
-        updates: See there.
-
-    Raises:
-        ValueError: An argument is out of its range.
+    The arguments are those of `mean_bound`, and what it raises.
 
     Example:
         engines.variance_bound(sample_size=5, staleness=4, within=0.9, updates=10_000)

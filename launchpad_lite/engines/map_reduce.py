@@ -22,7 +22,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import launchpad_lite as lp
 from launchpad_lite.engines._broadcasts import Broadcast, dump
@@ -206,25 +206,16 @@ class Dataset(Generic[A]):
     ) -> "Dataset[tuple[K, list[V]]]":
         """Returns each key once, with the list of its values, in their order. A list fits into memory.
 
-        Args:
-            partitions: As for `reduce_by_key`.
+        `partitions` is as for `reduce_by_key`, here and below.
         """
-        return cast("Dataset[tuple[K, list[V]]]", self._wide("group_by_key", "group", partitions))
+        return self._wide("group_by_key", "group", partitions)
 
     def join(
         self: "Dataset[tuple[K, V]]", other: "Dataset[tuple[K, B]]", partitions: int | None = None
     ) -> "Dataset[tuple[K, tuple[V, B]]]":
-        """Returns key and both values for each pair of items that have the same key.
-
-        Args:
-            other: The other dataset.
-            partitions: As for `reduce_by_key`.
-        """
+        """Returns key and both values for each pair of items that have the same key."""
         self._check_same(other)
-        return cast(
-            "Dataset[tuple[K, tuple[V, B]]]",
-            self._wide("join", "join", partitions, others=(other._plan,)),
-        )
+        return self._wide("join", "join", partitions, other._plan)
 
     def cogroup(
         self: "Dataset[tuple[K, V]]", other: "Dataset[tuple[K, B]]", partitions: int | None = None
@@ -254,11 +245,7 @@ class Dataset(Generic[A]):
         """Returns the items in the order of their keys. Items of the same key keep their order.
 
         A sample is computed now, to find the borders between partitions. Items whose key is NaN come
-        last, also if `reverse`.
-
-        Args:
-            reverse: Whether the largest comes first.
-            partitions: As for `reduce_by_key`.
+        last, also if `reverse`: then the largest comes first.
 
         Raises:
             OrderError: Keys cannot be compared, as None and numbers; a TypeError. If the sample does
@@ -281,18 +268,12 @@ class Dataset(Generic[A]):
         with Named(f"{title}: {self._plan.title}", _OF_FUNCTIONS):
             keys = list(itertools.chain.from_iterable(parts))
             sort(keys, lambda key: key, reverse=False)
-        bounds = (
-            tuple(keys[len(keys) * place // count] for place in range(1, count)) if keys else ()
-        )
+        places = range(1, count) if keys else ()
+        bounds = tuple(keys[len(keys) * place // count] for place in places)
         return self._wide(title, "sort", count, key=key, bounds=bounds, reverse=reverse)
 
     def shuffle(self, seed: int = 0, partitions: int | None = None) -> "Dataset[A]":
-        """Returns the items spread over all partitions at random.
-
-        Args:
-            seed: Decides where they go.
-            partitions: As for `reduce_by_key`.
-        """
+        """Returns the items spread over all partitions at random; a seed decides where they go."""
         return self._wide("shuffle", "spread", partitions, seed=seed)
 
     def repartition(self, partitions: int) -> "Dataset[A]":
@@ -426,11 +407,9 @@ class Dataset(Generic[A]):
         Raises:
             ValueError: There is no such form.
         """
-        if form == "text":
-            return "\n".join(_tree(self._plan))
-        if form == "mermaid":
-            return "\n".join(["flowchart LR", *_flow(self._plan)])
-        raise ValueError(f"explain has the forms 'text' and 'mermaid', not {form!r}")
+        if form not in ("text", "mermaid"):
+            raise ValueError(f"explain has the forms 'text' and 'mermaid', not {form!r}")
+        return "\n".join(_tree(self._plan) if form == "text" else _flow(self._plan))
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -446,25 +425,24 @@ class Dataset(Generic[A]):
         self, name: str, function: Callable[..., Any], how: Any = None, applied: Any = None
     ) -> "Dataset[Any]":
         _check_function(name, function)
-        title, how, plan = f"{name}({name_of(function)})", how or name, self._plan
-        function = applied or function
-        return Dataset(
-            self._engine, Narrow(title, plan.partitions, (plan,), how=how, function=function)
-        )
+        title, options = f"{name}({name_of(function)})", {"function": applied or function}
+        parents = (self._plan,)
+        plan = Narrow(title, self._plan.partitions, parents, how=how or name, **options)
+        return Dataset(self._engine, plan)
 
     def _wide(
         self,
         title: str,
         kind: Any,
         partitions: int | None,
-        others: tuple[Operation, ...] = (),
+        *others: Operation,
         **options: Any,
     ) -> "Dataset[Any]":
-        parents = (self._plan, *others)
         count = self._engine.wide_partitions(partitions)
         if options.get("function") is not None:
             title = f"{title}({name_of(options['function'])})"
-        return Dataset(self._engine, Shuffled(title, count, parents, kind=kind, **options))
+        plan = Shuffled(title, count, (self._plan, *others), kind=kind, **options)
+        return Dataset(self._engine, plan)
 
     def _run(self, action: Callable[[int, Iterator[A]], B], title: str) -> list[B]:
         return self._engine.backend.run(self._plan, action, title)
@@ -568,12 +546,7 @@ class MapReduce:
         Data that a node leaves with the workers, such as a cache, is freed at the end of its `with`
         block, and when the node has ended or is lost.
 
-        Args:
-            program: What to add them to.
-            workers: How many.
-            label: Their group.
-            memory_bytes: As for `MapReduce`.
-            spill_folder: As for `MapReduce`.
+        Their group is `label`; other arguments are as for `MapReduce`.
 
         Raises:
             ValueError: A number is below 1, or the program has such a group.
@@ -710,11 +683,8 @@ class MapReduce:
     def _show(self, stage: JobStage, done: int, total: int) -> None:
         if not self._progress:
             return
-        width = 24
-        bar = "█" * (width * done // total)
-        line = f"stage {stage.number}/{stage.count} [{bar:<{width}}] {done}/{total} {stage.title}"[
-            :100
-        ]
+        bar = "█" * (24 * done // total)
+        line = f"stage {stage.number}/{stage.count} [{bar:<24}] {done}/{total} {stage.title}"[:100]
         if sys.stderr.isatty():
             end = "\r\x1b[K" if stage.number == stage.count and done == total else ""
             sys.stderr.write(f"\r{line}\x1b[K{end}")
@@ -812,6 +782,7 @@ def _tree(plan: Operation) -> Iterator[str]:
 
 
 def _flow(plan: Operation) -> Iterator[str]:
+    yield "flowchart LR"
     names: dict[int, int] = {}
     for each in operations_of(plan):
         name = names[each.number] = len(names)

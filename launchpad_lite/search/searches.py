@@ -7,7 +7,7 @@ import math
 import random
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from launchpad_lite.errors import MissingExtraError
@@ -276,7 +276,30 @@ def _points_of(grid: Any) -> Iterator[Any]:
         yield dict(zip(grid, values, strict=True))
 
 
-class RegularizedEvolution(RandomSearch[C]):
+class _Evolution(RandomSearch[C]):
+    """The base of those that make candidates of good ones."""
+
+    #: Those that candidates are made of, with their fitness.
+    _living: MutableSequence[tuple[float, C]]
+
+    def __init__(self, *of_search: Any, population: int, tournament: int, **options: Any) -> None:
+        super().__init__(*of_search, **options)
+        self._note(population=population, tournament=tournament)
+        if not 1 <= tournament <= population:
+            raise ValueError(
+                f"{type(self).__name__}: 1 to {population} (the population) take part in a tournament, "
+                f"not {tournament}"
+            )
+        self._tournament = tournament
+        self._first = population
+
+    def _parent(self) -> C:
+        """Returns the best of a few."""
+        drawn = self._random.sample(self._living, min(self._tournament, len(self._living)))
+        return max(drawn, key=lambda each: each[0])[1]
+
+
+class RegularizedEvolution(_Evolution[C]):
     """Mutates the best of a few, and removes the oldest.
 
     Real et al., "Regularized Evolution for Image Classifier Architecture Search" (AAAI 2019).
@@ -301,41 +324,25 @@ class RegularizedEvolution(RandomSearch[C]):
         maximize: bool = True,
         **limits: Any,
     ) -> None:
-        """Describes the search.
+        """Describes the search; other arguments as for `RandomSearch`.
 
-        Args:
-            evaluate: As for `RandomSearch`.
-            sample: Draws one of the first candidates.
-            mutate: Returns a new candidate that differs a little.
-            trials: As for `RandomSearch`.
-            population: How many candidates it has at a time.
-            tournament: How many of them are drawn, of which the best one is mutated.
-            seed: As for `RandomSearch`.
-            maximize: As for `RandomSearch`.
-            **limits: As for `RandomSearch`.
+        `sample` draws the first candidates, `mutate` returns a new one that differs a little. Of
+        `population` candidates, `tournament` are drawn, and the best of these is mutated.
 
         Raises:
             ValueError: The tournament is empty, or larger than the population.
         """
-        super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, **limits)
-        self._note(mutate=mutate, population=population, tournament=tournament)
-        if not 1 <= tournament <= population:
-            raise ValueError(
-                f"RegularizedEvolution: 1 to {population} (the population) take part in a tournament, "
-                f"not {tournament}"
-            )
+        own = {"population": population, "tournament": tournament}
+        super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, **own, **limits)
+        self._note(mutate=mutate)
         self._mutate = mutate
-        self._tournament = tournament
-        self._first = population
-        self._living: collections.deque[tuple[float, C]] = collections.deque(maxlen=population)
+        self._living = collections.deque(maxlen=population)
 
     def propose(self) -> C:
         """Draws one of the first candidates, or mutates a good one."""
         if self._asked < self._first or not self._living:
             return super().propose()
-        drawn = self._random.sample(self._living, min(self._tournament, len(self._living)))
-        _, parent = max(drawn, key=lambda each: each[0])
-        return self._mutate(parent, self._random)
+        return self._mutate(self._parent(), self._random)
 
     def learn(self, task: Candidate[C], fitness: float) -> None:
         """Takes note of how fit a candidate is."""
@@ -367,7 +374,7 @@ class Genome(Protocol):
 G = TypeVar("G", bound=Genome)
 
 
-class VariableLengthEvolution(RandomSearch[G]):
+class VariableLengthEvolution(_Evolution[G]):
     """Recombines two good candidates if they have the same length; else mutates them.
 
     Algorithm 1 of Hajewski and Oliveira, "Building Scalable Deep Learning Systems with RPC". Where
@@ -394,16 +401,9 @@ class VariableLengthEvolution(RandomSearch[G]):
         **limits: Any,
     ) -> None:
         """Describes the search; arguments as for `RegularizedEvolution`. The least fit ones go."""
-        super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, **limits)
-        self._note(population=population, tournament=tournament)
-        if not 1 <= tournament <= population:
-            raise ValueError(
-                f"VariableLengthEvolution: 1 to {population} (the population) take part in a "
-                f"tournament, not {tournament}"
-            )
-        self._tournament = tournament
-        self._first = population
-        self._living: list[tuple[float, G]] = []
+        own = {"population": population, "tournament": tournament}
+        super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, **own, **limits)
+        self._living = []
         #: Children that are to be tried; of two with the same number only the fitter one is kept.
         self._children: collections.deque[tuple[G, int | None]] = collections.deque()
         self._pairs = itertools.count()
@@ -430,10 +430,6 @@ class VariableLengthEvolution(RandomSearch[G]):
         else:
             for child in one.crossover(other, self._random):
                 self._children.append((child.mutate(self._random), None))
-
-    def _parent(self) -> G:
-        drawn = self._random.sample(self._living, min(self._tournament, len(self._living)))
-        return max(drawn, key=lambda each: each[0])[1]
 
     def learn(self, task: Candidate[G], fitness: float) -> None:
         """Takes note of how fit a candidate is."""
@@ -489,19 +485,12 @@ class SuccessiveHalving(RandomSearch[C]):
         maximize: bool = True,
         **limits: Any,
     ) -> None:
-        """Describes the search.
+        """Describes the search; other arguments as for `RandomSearch`.
 
-        Args:
-            evaluate: As for `RandomSearch`; reports its progress.
-            sample: Draws a candidate.
-            trials: As for `RandomSearch`; with `promote`, continuations included.
-            first_rung: Steps that each candidate may make.
-            reduction: One in so many goes on at a rung; the next rung is as many times as far.
-            promote: Whether candidates go on from checkpoints; then the search needs a folder.
-            last_rung: With `promote`, no candidate makes more steps than that.
-            seed: As for `RandomSearch`.
-            maximize: As for `RandomSearch`.
-            **limits: As for `RandomSearch`.
+        `evaluate` reports its progress. Each candidate may make `first_rung` steps. One in `reduction`
+        goes on at a rung, and the next rung is as many times as far. With `promote`, candidates go on
+        from checkpoints, so the search needs a folder; `trials` counts continuations, and no candidate
+        makes more than `last_rung` steps.
 
         Raises:
             ValueError: The first rung is before the first step, or no trial would be stopped.
