@@ -422,13 +422,14 @@ class Dataset(Generic[A]):
     # How they are made.
 
     def _narrow(
-        self, name: str, function: Callable[..., Any], how: Any = None, applied: Any = None
+        self, name: Any, function: Callable[..., Any], how: Any = None, applied: Any = None
     ) -> "Dataset[Any]":
         _check_function(name, function)
-        title, options = f"{name}({name_of(function)})", {"function": applied or function}
-        parents = (self._plan,)
-        plan = Narrow(title, self._plan.partitions, parents, how=how or name, **options)
-        return Dataset(self._engine, plan)
+        title, plan = f"{name}({name_of(function)})", self._plan
+        narrow = Narrow(
+            title, plan.partitions, (plan,), how=how or name, function=applied or function
+        )
+        return Dataset(self._engine, narrow)
 
     def _wide(
         self,

@@ -398,7 +398,8 @@ class Broker:
                         self._store.write(changes)
                     self._stored = upto
                     return
-                self._writing = asyncio.get_running_loop().create_task(self._write(changes, upto))
+                write = self._write(changes.copy(), upto)
+                self._writing = asyncio.get_running_loop().create_task(write)
             # Callers may be cancelled, because they are lost themselves. The write goes on.
             await asyncio.shield(self._writing)
 

@@ -31,9 +31,8 @@ class TrialOutput:
         self._before: tuple[int, int] | None = None
         #: The folder of the search, once it was found here. All paths are texts, which takes half the time.
         self._kept: str | None = None
-        #: The file, open, where a trial prints first, and its final path. Still empty, it is
-        #: renamed for the next one.
-        self._out, self._aside, self._log = -1, "", ""
+        #: Where a trial prints first, and the final path of that; empty: it is there.
+        self._aside, self._log = "", ""
 
     @contextlib.contextmanager
     def of(self, trial: RunningTrial) -> Iterator[None]:
@@ -43,13 +42,12 @@ class TrialOutput:
             with contextlib.suppress(OSError):
                 out = self._open(str(trial._kept), trial.number)
                 _print_to(out, out)
-                if out != self._out:
-                    os.close(out)
+                os.close(out)
         try:
             yield
         finally:
             _print_to(*self._before)
-            self.keep()
+            self.close()
 
     def _open(self, kept: str, number: int) -> int:
         trials = f"{kept}/trials"
@@ -57,34 +55,29 @@ class TrialOutput:
             Path(kept).stat()  # raises if it is not here
             make_own_folder(Path(trials))
             self._kept = kept
-        log, aside = f"{trials}/{number}/log", f"{trials}/.{number}-{self._worker.life}"
+        log = f"{trials}/{number}/log"
         if os.access(log, os.F_OK):
             out = open_private(Path(log))
             os.write(out, f"--- run again by {self._worker.name}\n".encode())
             return out
         with self._lock:
-            if self._aside:
-                os.rename(self._aside, aside)  # noqa: PTH104 - as above
-            else:
-                self._out = open_private(Path(aside))
-            self._aside, self._log = aside, log
-            return self._out
+            self._aside, self._log = f"{trials}/.{number}-{self._worker.life}", log
+            return open_private(Path(self._aside))
 
     def keep(self) -> None:
         """Moves the log to its final path once the trial has printed."""
         with self._lock, contextlib.suppress(OSError):
-            if self._aside and os.fstat(self._out).st_size:
-                os.close(self._out)
-                aside, log = Path(self._aside), Path(self._log)
-                self._out, self._aside = -1, ""
-                make_own_folder(log.parent)
-                aside.rename(log)
+            if self._aside and Path(self._aside).stat().st_size:
+                make_own_folder(Path(self._log).parent)
+                Path(self._aside).rename(self._log)
+                self._aside = ""
 
     def close(self) -> None:
-        """Removes an empty file."""
+        """Ends the log of a trial: an empty one goes."""
         self.keep()
         if self._aside:
             Path(self._aside).unlink(missing_ok=True)
+            self._aside = ""
 
 
 def _print_to(out: int, error: int) -> None:

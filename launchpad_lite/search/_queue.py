@@ -8,6 +8,7 @@ it. The first outcome counts; all later ones are dropped. So each task has one, 
 doubled or late. A broker that helps another one is to it a worker with many tasks.
 """
 
+import copy
 import heapq
 import itertools
 import math
@@ -78,6 +79,11 @@ class Changes:
     changed: Sequence[QueuedTask]
     #: Their ids.
     removed: Sequence[str]
+
+    def copy(self) -> "Changes":
+        """Returns what stays as it is now."""
+        new, changed = ([*map(copy.copy, tasks)] for tasks in (self.new, self.changed))
+        return Changes(new, changed, self.removed)
 
 
 @dataclass
@@ -175,9 +181,10 @@ class Queue:
         self._numbers = itertools.count(number + 1)
 
     def take_changes(self) -> Changes:
+        """Returns what has changed: the tasks themselves, which go on changing."""
         new = [self._tasks[each] for each in self._new]
         changed = [self._tasks[each] for each in self._changed if each not in self._new]
-        changes = Changes(_copies(new), _copies(changed), list(self._removed))
+        changes = Changes(new, changed, list(self._removed))
         self._new, self._changed, self._removed = {}, {}, {}
         return changes
 
@@ -753,20 +760,3 @@ class Queue:
 
     def _owner(self, name: str) -> _Owner:
         return self._owners.setdefault(name, _Owner())
-
-
-def _copies(tasks: Iterable[QueuedTask]) -> list[QueuedTask]:
-    return [
-        QueuedTask(
-            task.submission,
-            task.owner,
-            task.number,
-            False,
-            task.lease,
-            task.errors,
-            task.losses,
-            task.outcome,
-            task.place,
-        )
-        for task in tasks
-    ]

@@ -127,9 +127,8 @@ class Executor(concurrent.futures.Executor):
             StoreError: The store of a broker there is damaged.
         """
         program = lp.Program("executor")
-        options = BrokerOptions(
-            timing, None if folder is None else os.fspath(folder), max_losses=max_losses
-        )
+        kept = None if folder is None else os.fspath(folder)
+        options = BrokerOptions(timing, kept, max_losses=max_losses)
         first = b""
         if initializer is not None:
             first = pickled(functools.partial(initializer, *initargs), initializer)
@@ -176,23 +175,14 @@ class Executor(concurrent.futures.Executor):
     ) -> "ExecutorHandle":
         """Adds workers to a program; returns a handle, which becomes an executor in one other node.
 
-        Its `shutdown` ends the workers.
-
-        Args:
-            program: What to add them to.
-            workers: How many.
-            brokers: As for `Executor`.
-            label: The beginning of the names of the groups.
-            folder: As for `Executor`.
-            max_losses: As for `Executor`.
-            timing: As for `Executor`.
+        Its `shutdown` ends the workers. The names of their groups begin with `label`; other arguments
+        are as for `Executor`.
 
         Raises:
             ValueError: A number is too small, or the program has such a group.
         """
-        options = BrokerOptions(
-            timing, None if folder is None else os.fspath(folder), max_losses=max_losses
-        )
+        kept = None if folder is None else os.fspath(folder)
+        options = BrokerOptions(timing, kept, max_losses=max_losses)
         parts = add_parts(program, workers=workers, brokers=brokers, label=label, options=options)
         return ExecutorHandle(parts, timing)
 

@@ -2,7 +2,6 @@
 
 import collections
 import itertools
-import math
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +16,8 @@ from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import WorkerMismatchError
 
 _NO_LOAD = Load()
+#: How often it looks for silent participants until it drops one.
+_LOOKS = 20
 
 
 @dataclass
@@ -50,8 +51,6 @@ class NameServer:
         self._looked_at = clock()
         #: By role and name. Heartbeats of many workers look only at brokers, which are few.
         self._entries: dict[str, dict[str, _MemberRecord]] = collections.defaultdict(dict)
-        #: The earliest time at which it drops a participant.
-        self._drops_at = math.inf
         self._python = ""
         self._is_closed = False
 
@@ -85,9 +84,7 @@ class NameServer:
                     "pickled tasks need the same"
                 )
             self._python = member.python
-        now = self._clock()
-        self._entries[member.role][name] = _MemberRecord(member, now)
-        self._drops_at = min(self._drops_at, now + self._silence_s)
+        self._entries[member.role][name] = _MemberRecord(member, self._clock())
 
     @courier.idempotent
     async def beat(
@@ -158,20 +155,18 @@ class NameServer:
     def _expire(self) -> None:
         """Drops silent participants."""
         now = self._clock()
-        gap_s, self._looked_at = now - self._looked_at, now
+        gap_s = now - self._looked_at
+        if gap_s < self._silence_s / _LOOKS:
+            return
+        self._looked_at = now
         if gap_s > self._silence_s / 2:  # this process stood still, and could hear of none
             for entry in self._all():
                 entry.seen_at += gap_s
-        if now < self._drops_at:
-            return
-        for role, entries in self._entries.items():
-            self._entries[role] = {
-                name: entry
-                for name, entry in entries.items()
-                if entry.seen_at + self._silence_s > now
-            }
-        oldest = min((entry.seen_at for entry in self._all()), default=math.inf)
-        self._drops_at = oldest + self._silence_s
+        for entries in self._entries.values():
+            for name in [
+                each for each in entries if entries[each].seen_at + self._silence_s <= now
+            ]:
+                del entries[name]
 
     def _all(self) -> Iterator[_MemberRecord]:
         return itertools.chain.from_iterable(each.values() for each in self._entries.values())

@@ -105,7 +105,7 @@ class World:
         return answer if fate < 0.6 else None
 
     def write(self) -> None:
-        changes = self.queue.take_changes()
+        changes = self.queue.take_changes().copy()
         assert not {each.submission.id for each in changes.new} & set(changes.removed)
         self.rows.update({each.submission.id: each for each in changes.new})
         for each in changes.changed:

@@ -57,7 +57,7 @@ class Broker:
         return self.network.now >= self.up_at
 
     def keep(self) -> None:
-        changes = self.queue.take_changes()
+        changes = self.queue.take_changes().copy()
         for each in (*changes.new, *changes.changed):
             self.rows[each.submission.id] = each
         for key in changes.removed:
