@@ -6,7 +6,7 @@ Brokers never look into the bytes of tasks and results.
 import enum
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import launchpad_lite as lp
 
@@ -111,12 +111,7 @@ class TaskOutcome(NamedTuple):
     lost_workers: int = 0
 
 
-class _Loaded(Protocol):
-    @property
-    def payload(self) -> bytes: ...
-
-
-L = TypeVar("L", bound=_Loaded)
+L = TypeVar("L", TaskSubmission, TaskOutcome)
 
 
 def first_of(items: Iterable[L]) -> list[L]:
@@ -131,7 +126,7 @@ def first_of(items: Iterable[L]) -> list[L]:
     return found
 
 
-def transfer_s(items: Iterable[_Loaded]) -> float:
+def transfer_s(items: Iterable[L]) -> float:
     """Returns how many seconds longer a call may take that carries these."""
     return sum(len(each.payload) for each in items) / _SLOW_BYTES
 

@@ -111,8 +111,8 @@ class ModelNode:
         self._presence = presence_in_program("model", me, name_server, brokers, timing)
         # Saved in checkpoints.
         self._lock = threading.RLock()
-        self._tasks: dict[str, tuple[Any, TaskSubmission]] = {}
-        self._numbers: dict[str, int] = {}
+        #: Outstanding tasks by id, and their trials.
+        self._tasks: dict[str, tuple[Any, Trial]] = {}
         self._trials: list[Trial] = []
         self._ended: dict[int, Any] = {}  # tasks by the numbers of their trials, to be run again
         self._earlier_s = 0.0
@@ -144,7 +144,7 @@ class ModelNode:
             tasks = {key: task for key, (task, _) in self._tasks.items()}
             state = {
                 "maximize": self._model.maximize,
-                "numbers": self._numbers,
+                "numbers": {key: trial.number for key, (_, trial) in self._tasks.items()},
                 "trials": self._trials,
                 "seconds": self._seconds(),
                 "is_over": self._is_over,
@@ -160,7 +160,6 @@ class ModelNode:
         """Takes over what a checkpoint has, with the newest code of the script."""
         with (folder / "model.pickle").open("rb") as file:
             state, (model, tasks, self._ended) = pickle.load(file), pickle.load(file)
-        self._numbers = state["numbers"]
         self._trials = state["trials"]
         self._has_result = any(
             trial.state in (TrialState.DONE, TrialState.STOPPED) for trial in self._trials
@@ -171,12 +170,13 @@ class ModelNode:
         if now == before:
             model.resumed(self._model, list(tasks.values()))
             self._model = model
-            self._tasks = {key: (task, self._submission(task, key)) for key, task in tasks.items()}
+            trials = {key: self._trials[number] for key, number in state["numbers"].items()}
+            self._tasks = {key: (task, trials[key]) for key, task in tasks.items()}
         elif self._anyway:
             self._give_up()
         else:
             raise SearchError(f"it is of a search by {before}, and this one is by {now}")
-        sent = {key: submission for key, (_, submission) in self._tasks.items()}
+        sent = {key: self._submission(key) for key in self._tasks}
         self._outbox = Outbox(self._presence, sent, state["broker"])
 
     def _seconds(self) -> float:
@@ -259,24 +259,21 @@ class ModelNode:
             task = self._model.ask()
             if task is None:
                 break
-            key = uuid.uuid4().hex
-            self._numbers[key] = number = len(self._trials)
+            number = len(self._trials)
             params = dict(getattr(task, "params", {}))
             trial = Trial(number, repr(task), params, asked_at=self._seconds())
+            digest = hashlib.sha256(f"{getattr(self._model, 'seed', 0)}/{number}".encode()).digest()
+            trial.seed = int.from_bytes(digest[:4], "big")
             if isinstance(task, Candidate):
                 task.number, trial.parent, trial.steps = number, task.parent, task.steps
             self._trials.append(trial)
-            submission = self._submission(task, key)
-            self._tasks[key] = task, submission
-            self._outbox.add([submission])
+            key = uuid.uuid4().hex
+            self._tasks[key] = task, trial
+            self._outbox.add([self._submission(key)])
 
-    def _submission(self, task: Any, key: str) -> TaskSubmission:
-        number = self._numbers[key]
-        trial = self._trials[number]
-        digest = hashlib.sha256(f"{getattr(self._model, 'seed', 0)}/{number}".encode()).digest()
-        trial.seed = trial.seed or int.from_bytes(digest[:4], "big")
-        goes_on = (task.parent, task.steps) if isinstance(task, Candidate) else ()
-        running = RunningTrial(number, trial.seed, self._folder, *goes_on)
+    def _submission(self, key: str) -> TaskSubmission:
+        task, trial = self._tasks[key]
+        running = RunningTrial(trial.number, trial.seed, self._folder, trial.parent, trial.steps)
         return submission_of(task, key, running)
 
     def _limit(self) -> int:
@@ -289,7 +286,8 @@ class ModelNode:
     def _begin(self, ids: Iterable[str]) -> None:
         for key in ids:
             if key in self._tasks and key not in self._begun:
-                self._begun[key] = trial = self._trials[self._numbers[key]]
+                _, trial = self._tasks[key]
+                self._begun[key] = trial
                 self._call_back("on_trial_start", trial)
 
     def _call_back(self, name: str, *arguments: Any) -> None:
@@ -305,8 +303,7 @@ class ModelNode:
                     )
 
     def _follow(self, point: TaskProgress) -> None:
-        task, _ = self._tasks[point.id]
-        trial = self._trials[self._numbers[point.id]]
+        task, trial = self._tasks[point.id]
         trial.curve.append((point.step, point.value))
         self._begin([point.id])
         self._call_back("on_trial_report", trial, point.step, point.value)
@@ -320,19 +317,14 @@ class ModelNode:
 
     def _settle(self, outcome: TaskOutcome) -> None:
         self._begin([outcome.id])
-        task, submission = self._tasks.pop(outcome.id)
-        trial = self._trials[self._numbers.pop(outcome.id)]
+        task, trial = self._tasks.pop(outcome.id)
         trial.told_at, trial.seconds = self._seconds(), outcome.seconds
         trial.worker, trial.attempts, trial.lost_workers = outcome[-3:]
         self._told.append(outcome.id)
-        is_kept = len(self._ended) < _MOST_KEPT and len(submission.payload) <= _KEPT_BYTES
-        is_kept &= outcome.state is TaskState.FAILED
-        if self._folder and (is_kept or isinstance(task, Candidate)):
+        if self._folder and (isinstance(task, Candidate) or self._is_to_be_kept(task, outcome)):
             self._ended[trial.number] = task
-        mean_s = self._mean_s
-        self._mean_s = (
-            outcome.seconds if mean_s is None else mean_s + _NEWEST * (outcome.seconds - mean_s)
-        )
+        mean_s = outcome.seconds if self._mean_s is None else self._mean_s
+        self._mean_s = mean_s + _NEWEST * (outcome.seconds - mean_s)
         try:
             if wrong := self._wrong.pop(outcome.id, None):
                 raise wrong
@@ -359,6 +351,10 @@ class ModelNode:
             lines = [] if isinstance(error, SearchError) else traceback.format_exception(error)
             self._fail(task, trial, failure, "".join(lines))
         self._call_back("on_trial_end", self._begun.pop(outcome.id))
+
+    def _is_to_be_kept(self, task: Any, outcome: TaskOutcome) -> bool:
+        is_one_more = outcome.state is TaskState.FAILED and len(self._ended) < _MOST_KEPT
+        return is_one_more and len(courier.dumps(task)) <= _KEPT_BYTES
 
     def _fail(self, task: Any, trial: Trial, error: FailedTaskError, text: str) -> None:
         """Notes that a trial has failed, and where that was raised, and tells the model."""
@@ -412,7 +408,7 @@ class ModelNode:
 
     def _give_up(self) -> None:
         """Ends trials that are outstanding."""
-        self._tasks, self._numbers = {}, {}
+        self._tasks = {}
         for trial in self._trials:
             if trial.state is TrialState.OUTSTANDING:
                 trial.state = TrialState.STOPPED
