@@ -289,7 +289,6 @@ class Computing:
         yield values.items()
 
     def _portions(self, items: Iterator[Any]) -> Iterator[list[Any]]:
-        """Yields as many items at a time as fit into memory."""
         portion: list[Any] = []
         look, most = _FIRST_LOOK, min(self._memory_bytes, _PORTION_BYTES)
         while some := list(itertools.islice(items, look)):

@@ -97,7 +97,6 @@ class Peer:
     # Called by other nodes and the job.
 
     async def get(self, key: Key) -> tuple[Any, int]:
-        """Returns a value and its version, from the peer that owns it."""
         check_key(key)
         found: tuple[Any, int] = await self._at_owner(key, "read", key)
         return found
@@ -107,7 +106,6 @@ class Peer:
         await self._at_owner(key, "put", key, value)
 
     async def estimate(self) -> float:
-        """Returns how many peers are on the ring, about."""
         await self._has_entered.wait()
         ring = self._member.ring
         if ring.knows_all():
@@ -159,7 +157,6 @@ class Peer:
     # The steps.
 
     async def run(self) -> None:
-        """Makes steps until the job or the program stops."""
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._mending: asyncio.Task[None] = loop.create_task(self._mend())
@@ -372,7 +369,6 @@ class Peer:
         return others[:1]  # the others wait, too
 
     async def _look_further(self) -> None:
-        """Looks at one of its fingers."""
         exponents = self._member.ring.fingers_to_find()
         if exponents:
             exponent = exponents[next(self._exponents) % len(exponents)]

@@ -122,7 +122,6 @@ class Population(Generic[W]):
         return int(self._all.lowest) if self._steps else self._last
 
     def begin_at(self, step: int) -> None:
-        """Has the first worker begin as if it had finished so many steps."""
         self._last = step
 
     def __len__(self) -> int:

@@ -356,7 +356,6 @@ class Coordinator(KeyServer):
 
     @courier.idempotent
     def keys(self) -> list[Key]:
-        """Returns all keys, on whichever server."""
         self._check()
         with self._changed:
             return list(self._keys)

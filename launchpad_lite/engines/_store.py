@@ -117,7 +117,6 @@ class ChunkStore:
                 self._files.pop(owner).close()
 
     def drop_all(self, life: str) -> None:
-        """Frees what all owners of a life have."""
         with self._lock:
             owners = [owner for owner in self._kept if owner[0] == life]
         for owner in owners:

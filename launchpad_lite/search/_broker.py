@@ -163,7 +163,6 @@ class Broker:
 
     @courier.idempotent
     async def cancel(self, model: str, ids: Sequence[str]) -> None:
-        """Forgets tasks of which the model does not want the outcome."""
         self._queue.cancel(model, ids)
         await self._keep()
 
@@ -245,7 +244,6 @@ class Broker:
 
     @courier.idempotent
     async def hand_in(self, outcomes: Sequence[TaskOutcome]) -> None:
-        """Takes outcomes of a worker that works for another broker by now."""
         await self._take(outcomes)
         await self._keep()
 
@@ -279,7 +277,6 @@ class Broker:
 
     @courier.idempotent
     async def close(self) -> None:
-        """The search is over."""
         self._is_over = True
         self._answer_all()
 
@@ -360,7 +357,6 @@ class Broker:
             await asyncio.sleep(pause_s)
 
     def _hand_out(self) -> None:
-        """Gives tasks to workers that wait."""
         for waiter in list(self._waiters):
             is_ready = not waiter.found.done() and self._queue.has_work(waiter.kinds)
             if is_ready and (found := waiter.take()):

@@ -399,7 +399,6 @@ class ModelNode:
         self._outbox.acknowledge(told)
 
     def _end(self) -> None:
-        """Ends the parts of the search."""
         if self._is_over:
             self._outbox.cancel(list(self._outbox.outstanding))
             self._give_up()
@@ -407,7 +406,6 @@ class ModelNode:
         self._presence.end_search(self._wait_for_stop)
 
     def _give_up(self) -> None:
-        """Ends trials that are outstanding."""
         self._tasks = {}
         for trial in self._trials:
             if trial.state is TrialState.OUTSTANDING:

@@ -104,7 +104,6 @@ class Outbox:
         return len(self._outstanding)
 
     def add(self, submissions: Iterable[TaskSubmission]) -> None:
-        """Adds tasks; `send` sends them."""
         with self._lock:
             for each in submissions:
                 self._outstanding[each.id] = each
@@ -116,7 +115,6 @@ class Outbox:
             self._stopped |= {each: kill or self._stopped.get(each, False) for each in ids}
 
     def acknowledge(self, ids: Iterable[str]) -> None:
-        """Acknowledges collected outcomes, which brokers then forget."""
         with self._lock:
             for each in ids:
                 self._kept.pop(each, None)

@@ -40,7 +40,6 @@ def make_broker(
 
 
 def work(name_server: Any, brokers: Mapping[str, Any], timing: Timing) -> None:
-    """Works as a node, until the search is over or the program stops."""
     from launchpad_lite.search._presence import presence_in_program
     from launchpad_lite.search.worker import Worker
 
@@ -64,7 +63,6 @@ class SearchHandles(NamedTuple):
 def add_parts(
     program: lp.Program, *, workers: int, brokers: int, label: str, options: BrokerOptions
 ) -> SearchHandles:
-    """Adds a name server, brokers and workers to a program."""
     least = 0 if options.folder else 1  # others join by a file there
     if workers < least or brokers < 1:
         raise ValueError(

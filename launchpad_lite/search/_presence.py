@@ -96,7 +96,6 @@ class Presence:
         return broker in workers and workers[broker] > min(workers.values()) + 1
 
     def has_ended(self, ended: Collection[str]) -> bool:
-        """Returns whether all brokers are among those that have ended."""
         return not {*self._clients, *self.view.brokers}.difference(ended)
 
     def client(self, name: str) -> Any:
@@ -115,6 +114,5 @@ class Presence:
 def presence_in_program(
     role: str, name: str, name_server: Any, brokers: Mapping[str, Any], timing: Timing
 ) -> Presence:
-    """Returns that of a worker or model in the program of the search."""
     member = member_here(role, Life(name, uuid.uuid4().hex))
     return Presence(member, name_server, brokers, courier.Client, timing)

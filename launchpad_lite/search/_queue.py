@@ -295,13 +295,11 @@ class Queue:
         return found is not None and bool(found.ready or found.progress or (begun and found.begun))
 
     def acknowledge(self, owner: str, ids: Iterable[str]) -> None:
-        """Forgets tasks whose outcome their owner has."""
         for task in self._owned(owner, ids):
             if task.outcome is not None:
                 self._remove(task)
 
     def cancel(self, owner: str, ids: Iterable[str]) -> None:
-        """Forgets tasks whose outcome their owner does not want any more."""
         for task in self._owned(owner, ids):
             self._remove(task)
 
@@ -455,7 +453,6 @@ class Queue:
                 self._return(task)
 
     def leave(self, worker: Life) -> None:
-        """Forgets a worker, and takes back all that it has."""
         known = self._workers.get(worker.name)
         if known is not None and known.life == worker.life:
             for each in sorted(known.held):

@@ -359,7 +359,6 @@ class Executor(concurrent.futures.Executor):
                     future.set_exception(error)
 
     def _send(self) -> None:
-        """Sends what was submitted, many at a time."""
         is_sent = True
         while not self._is_over.is_set():
             found = [self._submitted.get()] if is_sent else []
@@ -373,7 +372,6 @@ class Executor(concurrent.futures.Executor):
                 self._is_over.wait(RETRY_S)
 
     def _collect(self) -> None:
-        """Completes futures."""
         while not self._is_over.is_set():
             outcomes, _ = self._outbox.collect(COLLECT_S)
             with self._lock:

@@ -153,7 +153,6 @@ class NameServer:
         self._is_closed = True
 
     def _expire(self) -> None:
-        """Drops silent participants."""
         now = self._clock()
         gap_s = now - self._looked_at
         if gap_s < self._silence_s / _LOOKS:

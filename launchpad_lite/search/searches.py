@@ -294,7 +294,6 @@ class _Evolution(RandomSearch[C]):
         self._first = population
 
     def _parent(self) -> C:
-        """Returns the best of a few."""
         drawn = self._random.sample(self._living, min(self._tournament, len(self._living)))
         return max(drawn, key=lambda each: each[0])[1]
 

@@ -433,7 +433,6 @@ class Worker:
             self._forget(name, late[name])
 
     def _forget(self, broker: str, outcomes: Sequence[TaskOutcome]) -> None:
-        """Notes that outcomes were handed in."""
         sent = {outcome.id for outcome in outcomes}
         with self._lock:
             kept = self._outcomes.get(broker, ())
@@ -442,7 +441,6 @@ class Worker:
                 self._held[broker].pop(each, None)
 
     def _leave_all(self) -> None:
-        """Hands in all outcomes, gives back all other tasks, and leaves."""
         with self._lock:
             self._unbegun.clear()
         self._output.close()
@@ -451,7 +449,6 @@ class Worker:
         self._presence.leave()
 
     def _leave(self, broker: str) -> None:
-        """Hands in all outcomes to a broker, which forgets this worker."""
         with self._lock:
             outcomes = list(self._outcomes.get(broker, ()))
         with contextlib.suppress(*LOST, courier.CallCancelledError, KeyError):
