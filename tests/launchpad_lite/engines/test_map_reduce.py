@@ -273,11 +273,6 @@ def test_groups_of_two_datasets_give_what_plain_python_gives(mr: engines.MapRedu
     ]
 
 
-def test_a_function_is_called_with_each_item(mr: engines.MapReduce, tmp_path: Path) -> None:
-    mr.load(range(20)).foreach(lambda x: (tmp_path / str(x)).touch())
-    assert sorted(int(path.name) for path in tmp_path.iterdir()) == list(range(20))
-
-
 def test_only_partitions_that_are_needed_are_computed(
     mr: engines.MapReduce, tmp_path: Path
 ) -> None:

@@ -352,28 +352,6 @@ def test_what_goes_wrong_in_a_step_names_peer_step_and_key(way: str, message: st
         lp.launch(program, "local_mt").wait()
 
 
-def _next_of_none(*_: Any) -> Any:
-    return next(iter(()))
-
-
-class Exhausted(Ending):
-    """One of its methods takes the next of an iterator that is at its end."""
-
-    def __init__(self, method: str) -> None:
-        super().__init__(2, engines.BSP())
-        setattr(self, method, _next_of_none)
-
-
-@pytest.mark.parametrize(
-    "method", ["start", "initial", "schedule", "push", "pull", "stop", "finish"]
-)
-def test_a_method_that_raises_stop_iteration_is_a_failure(method: str) -> None:
-    program = lp.Program("peers")
-    Exhausted(method).add_to(program, peers=2)
-    with pytest.raises(lp.NodeFailedError, match=rf"{method} raised StopIteration"):
-        lp.launch(program, "local_mt").wait()
-
-
 @pytest.mark.parametrize(
     ("add", "message"),
     [

@@ -363,35 +363,6 @@ def test_workers_from_outside_go_on_with_a_server_that_was_started_again(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_worker_in_javascript_that_is_told_to_leave_does_so_at_once(tmp_path: Path) -> None:
-    with (
-        searching(Tasks(Call(square, 1), rosenbrock(1, 1)), tmp_path) as search,
-        javascript(tmp_path / JOIN_FILE) as process,
-    ):
-        wait_until(lambda: search.status().done == 1, timeout_s=60)
-        began_at = time.monotonic()
-        process.terminate()
-        output_of(process)
-        assert process.returncode == 0
-        assert time.monotonic() - began_at < Timing().poll_s  # it did not wait for a task
-        wait_until(lambda: search.status().workers == 0)
-        assert search.model().results == [b"0"]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_worker_in_javascript_says_that_its_secret_is_wrong(tmp_path: Path) -> None:
-    with searching(Tasks(Call(square, 1)), tmp_path):
-        path = tmp_path / JOIN_FILE
-        fields = json.loads(path.read_text())
-        path.write_text(json.dumps({**fields, "secret": "00" * 32}))
-        with javascript(path) as process:
-            assert output_of(process) == "error: the secret is not that of the server\n"
-            assert process.returncode == 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_worker_in_javascript_passes_all_checks(tmp_path: Path) -> None:
     _needs_node()
     command = [sys.executable, "-m", "launchpad_lite.search", "check-worker", "--kind=js"]

@@ -177,23 +177,6 @@ def test_the_server_may_be_another_one(names: JoinInfo) -> None:
         join(JoinInfo(server.address, names.secret))
 
 
-def test_a_worker_of_another_version_is_refused(
-    names: JoinInfo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lp, "__version__", "0.0.7")
-    with pytest.raises(WorkerMismatchError, match=r"guest has launchpad-lite 0\.0\.7, and this"):
-        join(names)
-
-
-def test_a_worker_on_another_python_is_refused(
-    names: JoinInfo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = SearchMember("worker", Life("first", "1"), version=lp.__version__, python="3.99")
-    names.connect().register(first)
-    with pytest.raises(WorkerMismatchError, match=r"guest runs on Python 3\.\d+, and this search"):
-        join(names)
-
-
 def test_the_python_of_a_search_is_that_of_its_model(tmp_path: Path) -> None:
     with searching(Tasks(Call(square, 3)), tmp_path) as search:
         wait_until(lambda: search.status().unknown_kinds)
@@ -229,14 +212,6 @@ def test_a_file_that_others_could_have_written_is_refused(tmp_path: Path) -> Non
         JoinInfo.read(path)
 
 
-def test_the_file_replaces_an_older_one_at_once(tmp_path: Path) -> None:
-    secret = courier.Secret.generate()
-    JoinInfo("h:1", None).write(tmp_path)
-    JoinInfo("h:2", secret).write(tmp_path)
-    assert JoinInfo.read(tmp_path / JOIN_FILE) == JoinInfo("h:2", secret)
-    assert [path.name for path in tmp_path.iterdir()] == [JOIN_FILE]
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -245,6 +220,7 @@ def test_the_file_replaces_an_older_one_at_once(tmp_path: Path) -> None:
         (["learner"], "'learner' is neither host:port nor a file join.json"),
         (["learner:99999"], "'learner:99999' is neither host:port nor a file join.json"),
         (["nowhere/join.json"], "cannot read nowhere/join.json: No such file"),
+        (["short:1"], "the secret in LAUNCHPAD_SEARCH_SECRET is none: a secret needs"),
     ],
 )
 def test_the_command_line_says_what_it_lacks(
@@ -253,15 +229,7 @@ def test_the_command_line_says_what_it_lacks(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    if arguments[0].startswith("learner"):
-        monkeypatch.setenv("LAUNCHPAD_SEARCH_SECRET", "00" * 16)
+    if secret := {"learner": "00" * 16, "short": "abcd"}.get(arguments[0].partition(":")[0]):
+        monkeypatch.setenv("LAUNCHPAD_SEARCH_SECRET", secret)
     assert main(["worker", *arguments]) == 1
     assert text in capfd.readouterr().err
-
-
-def test_a_short_secret_is_none(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("LAUNCHPAD_SEARCH_SECRET", "abcd")
-    assert main(["worker", "10.0.0.7:1"]) == 1
-    assert "the secret in LAUNCHPAD_SEARCH_SECRET is none: a secret needs" in capfd.readouterr().err

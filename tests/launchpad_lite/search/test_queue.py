@@ -14,14 +14,13 @@ from launchpad_lite.search._messages import (
     Assignment,
     Life,
     Limits,
-    Load,
     TaskOutcome,
     TaskProgress,
     TaskState,
     TaskSubmission,
     WorkerMachine,
 )
-from launchpad_lite.search._queue import Changes, Queue, QueuedTask
+from launchpad_lite.search._queue import Queue, QueuedTask
 
 LEASE_S = 10.0
 MAX_LOSSES = 2
@@ -682,26 +681,6 @@ def test_a_worker_that_ends_with_its_broker_is_no_fault_of_its_tasks() -> None:
     assert states(again) == {"1": TaskState.FAILED}
 
 
-def test_an_answer_that_never_arrived_is_given_again_at_once() -> None:
-    queue = make_queue()
-    ask(queue, "1")
-    (lost,) = take(queue)
-    (again,) = take(queue)
-    assert again.id == lost.id
-    assert again.token != lost.token
-    assert [*queue.beat(WORKER, {"1": lost.token}, (), 0.0)] == ["1"]
-
-
-def test_what_is_given_back_late_stays_with_whom_has_it_by_now() -> None:
-    queue = make_queue()
-    ask(queue, "1")
-    (first,) = take(queue)
-    (second,) = take(queue)  # its worker said that it has nothing
-    queue.give_back(WORKER, {"1": first.token})
-    assert [*queue.beat(WORKER, {"1": second.token}, (), 0.0)] == []
-    assert not take(queue, OTHER)
-
-
 @pytest.mark.parametrize("how", ["given back", "lost", "left", "raised"])
 def test_a_stopped_task_is_not_run_again(how: str) -> None:
     queue = make_queue()
@@ -802,36 +781,6 @@ def test_the_outcome_of_a_lost_worker_counts_if_it_is_the_first() -> None:
     assert states(queue) == {"1": TaskState.DONE}
 
 
-def test_the_failure_of_a_lost_worker_does_not_count() -> None:
-    queue = make_queue()
-    ask(queue, "1")
-    (early,) = take(queue)
-    (late,) = take(queue, Life(WORKER.name, "another"))
-    assert not queue.finish(TaskOutcome("1", early.token, TaskState.FAILED, text="raised"))
-    assert queue.finish(done(late))
-
-
-def test_a_worker_that_shows_itself_keeps_its_task() -> None:
-    queue = make_queue()
-    ask(queue, "1", "2")
-    shown, _ = take(queue, count=2)
-    for second in range(1, 30):
-        queue.tick(float(second))
-        assert [*queue.beat(WORKER, {shown.id: shown.token}, (), float(second))] == []
-    assert queue.load(29.0) == Load(queued=1, running=1, workers=1)
-
-
-def test_a_broker_that_stood_still_loses_nobody_and_later_whom_it_does_not_hear_of() -> None:
-    queue = make_queue()
-    ask(queue, "1")
-    take(queue)
-    queue.tick(3600.0)
-    assert queue.load(3600.0).running == 1
-    for second in range(3601, 3611):
-        queue.tick(float(second))
-    assert queue.load(3610.0) == Load(queued=1, workers=1, idle=1)
-
-
 def test_restored_leases_outlive_a_slow_start() -> None:
     queue = make_queue()
     ask(queue, "1")
@@ -909,16 +858,6 @@ def test_nobody_helps_a_helper() -> None:
     assert queue.waiting("broker") == []
 
 
-def test_what_came_and_went_between_two_writes_leaves_no_row() -> None:
-    queue = make_queue()
-    ask(queue, "1")
-    queue.take_changes()
-    queue.cancel(MODEL, ["1"])
-    ask(queue, "1")
-    queue.cancel(MODEL, ["1"])
-    assert queue.take_changes() == Changes([], [], ["1"])
-
-
 def test_learning_curves_go_to_the_model_and_the_oldest_points_are_dropped() -> None:
     queue = make_queue()
     ask(queue, "1")
@@ -947,30 +886,6 @@ def test_what_is_too_large_for_one_call_comes_with_the_next_ones() -> None:
         [],
     ]
     assert not queue.has_news(MODEL)
-
-
-def test_nothing_is_left_of_models_workers_and_tasks() -> None:
-    queue = make_queue()
-    for index in range(10_000):
-        keys = [f"{index} {number}" for number in range(10)]
-        ask(
-            queue,
-            *keys[:5],
-            owner=f"model[{index}]",
-            limits=Limits(1e6),
-            kind=f"kind {index % 500}",
-        )
-        queue.cancel(f"model[{index}]", keys)
-        queue.collect(f"model[{index}]", "")
-        queue.has_news(f"nobody[{index}]")
-        if index % 100 == 0:
-            take(queue, Life(f"worker[{index}]", ""))
-            queue.tick(index / 1e6)
-    for second in range(0, 30, 3):
-        queue.tick(float(second))
-    assert not queue._owners
-    assert not queue._workers
-    assert sum(map(len, queue._waiting.values())) + len(queue._waiting) <= 100
 
 
 def test_tasks_of_a_lost_broker_wait_again_and_outcomes_are_kept() -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,15 +77,7 @@ class Script:
 
     def start(self) -> "subprocess.Popen[str]":
         """Calls it."""
-        return subprocess.Popen(
-            [sys.executable, str(self._path), str(self._folder), str(_TASKS)],
-            cwd=self._folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        return started(self._path, self._folder, _TASKS, start_new_session=True)
 
     def start_until(self, begun: int) -> "subprocess.Popen[str]":
         """Calls it, and waits until so many different tasks have begun."""
@@ -134,6 +127,18 @@ class Script:
 @pytest.fixture
 def marked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Marked]:
     yield from mark_all(monkeypatch)
+
+
+def started(script: Path, *arguments: object, **options: Any) -> "subprocess.Popen[str]":
+    """Calls a script."""
+    return subprocess.Popen(
+        [sys.executable, script, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **options,
+    )
 
 
 def _kill_all(marked: Marked) -> None:
@@ -222,14 +227,7 @@ def test_after_a_stop_the_newest_code_of_the_script_runs(tmp_path: Path, marked:
 
     def start(value: int, trials: int) -> "subprocess.Popen[str]":
         (tmp_path / "tune.py").write_text(_CHANGING.format(value=value, trials=trials))
-        return subprocess.Popen(
-            [sys.executable, str(tmp_path / "tune.py"), str(tmp_path)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        return started(tmp_path / "tune.py", tmp_path)
 
     first = start(1, 60)
     wait_until(lambda: len(runs.read_text().split()) >= 10, timeout_s=60)
@@ -280,25 +278,14 @@ def test_a_population_goes_on_after_a_kill_from_checkpoints_of_its_own_trials(
     tmp_path: Path, marked: Marked
 ):
     (tmp_path / "tune.py").write_text(_POPULATION)
-
-    def start() -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [sys.executable, str(tmp_path / "tune.py"), str(tmp_path / "search")],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
     lines = tmp_path / "search" / "trials"
     for count in (14, 30):
-        process = start()
+        process = started(tmp_path / "tune.py", tmp_path / "search")
         wait_until(lambda least=count: len([*lines.glob("*/line")]) >= least, timeout_s=60)
         _kill_all(marked)
         process.communicate()
         marked.assert_gone()
-    process = start()
+    process = started(tmp_path / "tune.py", tmp_path / "search")
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     with (tmp_path / "search" / "trials.csv").open() as file:
@@ -344,19 +331,10 @@ def test_a_search_that_was_killed_goes_on_in_a_folder_that_was_moved(
     (tmp_path / "tune.py").write_text(_MOVED)
     (runs := tmp_path / "runs").touch()
 
-    def start(folder: Path) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [sys.executable, tmp_path / "tune.py", runs, folder],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
     def lines() -> list[list[str]]:
         return [line.split() for line in runs.read_text().splitlines()]
 
-    first = start(tmp_path / "a")
+    first = started(tmp_path / "tune.py", runs, tmp_path / "a")
     wait_until(lambda: len(lines()) >= 10, timeout_s=60)
     assert search.load(tmp_path / "a").state == "running"
     _kill_all(marked)
@@ -370,7 +348,7 @@ def test_a_search_that_was_killed_goes_on_in_a_folder_that_was_moved(
     state = search.load(tmp_path / "a").state
     assert state == "unknown: process 1 on elsewhere does not answer here; it runs, or was killed"
     (tmp_path / "a").rename(tmp_path / "b")
-    output, _ = start(tmp_path / "b").communicate(timeout=120)
+    output, _ = started(tmp_path / "tune.py", runs, tmp_path / "b").communicate(timeout=120)
     after = search.load(tmp_path / "b")
     assert (after.state, len(after.trials)) == ("complete", 50), output
     assert {each.state.value for each in after.trials} == {"done"}

@@ -59,15 +59,6 @@ def test_a_model_stops_a_task_by_what_it_reports():
     assert all(value >= 3 for value in result.model.early)
 
 
-def test_a_search_ends_when_its_model_is_done_and_gives_up_the_rest():
-    class First(Tasks):
-        def done(self):
-            return bool(self.results)
-
-    result = run(First(search.Call(square, 2), search.Call(climb, 0, pause_s=0.001)))
-    assert result.model.results == [4]
-
-
 def test_a_task_that_raises_is_a_failed_trial_with_the_line_that_raised(tmp_path, caplog):
     result = run(Tasks(search.Call(fail, "key"), search.Call(square, 3)), folder=tmp_path)
     assert result.model.results == [9]
@@ -168,14 +159,6 @@ class _Locks(search.Model):
 def test_a_result_that_cannot_travel_is_an_error_of_its_task():
     with pytest.raises(search.SearchError, match=r"the result of .* cannot be pickled"):
         run(Tasks(search.Call(threading.Lock)))
-
-
-def test_a_timeout_fails_a_task():
-    class Late(search.Call):
-        timeout_s = 0.3
-
-    result = run(Tasks(Late(climb, 0), search.Call(square, 1)))
-    assert "it ran longer than timeout_s=0.3" in result.trials[0].error
 
 
 def test_a_kind_that_no_worker_takes_is_said(capsys):
@@ -498,11 +481,12 @@ def test_callbacks_are_told_of_each_trial_in_order_whatever_others_raise(caplog)
     assert "OSError: the disk is full" in caplog.text
 
 
-def test_callbacks_are_told_the_end_of_trials_that_are_given_up():
+def test_a_search_ends_when_its_model_is_done_and_callbacks_are_told_what_it_gives_up():
     class First(Tasks):
         def done(self):
             return bool(self.results)
 
     _told.clear()
-    run(First(search.Call(square, 2), search.Call(climb, 0, pause_s=0.001)), callbacks=[Told()])
+    tasks = search.Call(square, 2), search.Call(climb, 0, pause_s=0.001)
+    assert run(First(*tasks), callbacks=[Told()]).model.results == [4]
     assert (_told[0], _told[1][0], _told[1][-1]) == (["start", "done"], "start", "stopped")

@@ -420,13 +420,16 @@ def test_a_search_gives_its_trials_limits_and_takes_over_newer_ones():
         made(timeout=60)
 
 
-def test_samplers_and_pruners_of_optuna_decide(optuna):
+@pytest.mark.parametrize("is_function", [False, True])
+def test_samplers_and_pruners_of_optuna_decide(is_function, optuna):
     study = optuna.create_study(
         direction="maximize",
         sampler=optuna.samplers.RandomSampler(seed=0),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
     )
     space = {"x": optuna.distributions.FloatDistribution(-10, 10)}
+    if is_function:
+        space = lambda trial: {"x": trial.suggest_float("x", -10, 10)}
     model = search.OptunaSearch(study, space, hill, trials=30)
     play(model, curve=lambda task: [hill(task.candidate)] * 3)
     states = [trial.state for trial in study.trials]
@@ -608,19 +611,6 @@ def test_a_function_of_a_trial_of_optuna_is_a_space_with_conditions(optuna, tmp_
     ]
     with pytest.raises(search.SearchError, match=r"its space is .*<lambda>, and was .*space"):
         tune(13, lambda trial: {})
-
-
-def test_a_space_that_is_a_function_is_pruned_and_ends_as_others(optuna):
-    study = optuna.create_study(
-        sampler=optuna.samplers.RandomSampler(seed=0),
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
-    )
-    model = search.OptunaSearch(
-        study, lambda trial: {"x": trial.suggest_float("x", 0, 9)}, hill, 30
-    )
-    play(model, curve=lambda task: [task.candidate["x"]] * 3)
-    assert [trial.state.name for trial in study.trials].count("PRUNED") > 5
-    assert len(study.trials) == 30
 
 
 _FIVE = [-3, -1, 0.5, 2, 95]

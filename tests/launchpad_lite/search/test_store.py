@@ -33,9 +33,12 @@ def full() -> QueuedTask:
     submission = TaskSubmission(
         "full", b"\x00\xff", "rust", -1.5, 3, Limits(60.0, 5.0, 0.5, 1.0, 1 << 40)
     )
-    outcome = TaskOutcome("full", "", TaskState.FAILED, b"\x01", "raised\n", 1.25, "worker[3]", 0)
+    text = (
+        "a lone surrogate \udc80, a zero \0, and ü\n"  # a message of an exception may have anything
+    )
+    outcome = TaskOutcome("full", "", TaskState.FAILED, b"\x01", text, 1.25, "worker[3]", 0)
     lease = Life("worker[3]", "life"), "token"
-    return QueuedTask(submission, "model", 7, False, lease, ("first", "second"), 2, outcome)
+    return QueuedTask(submission, "model", 7, False, lease, ("first", text), 2, outcome)
 
 
 @pytest.fixture
@@ -129,16 +132,6 @@ def test_a_file_of_another_version_is_refused(path: Path) -> None:
         SqliteStore(path)
 
 
-def test_messages_of_exceptions_may_have_anything_in_them(store: SqliteStore, path: Path) -> None:
-    text = "a lone surrogate \udc80, a zero \0, and ü"
-    outcome = TaskOutcome("1", "", TaskState.FAILED, text=text)
-    store.write(new(task("1", errors=(text,), outcome=outcome)))
-    found = reopened(store, path)["1"]
-    assert found.errors == (text,)
-    assert found.outcome is not None
-    assert found.outcome.text == text
-
-
 def test_its_files_are_for_this_user_only(tmp_path: Path) -> None:
     umask = os.umask(0)
     try:
@@ -227,24 +220,6 @@ def test_what_was_accepted_before_the_disk_was_full_is_kept(store: SqliteStore, 
     assert "make room on this disk and start again: all that was accepted" in message
     assert 10 < count < 100
     assert len(reopened(store, path)) == count
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.getuid() != 0, reason="only root makes a small disk")
-def test_what_was_accepted_before_a_real_disk_was_full_is_kept(tmp_path: Path) -> None:
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=512k,mode=700", "tmpfs", tmp_path], check=True
-    )
-    try:
-        store = SqliteStore(tmp_path / "broker.sqlite")
-        count, _ = fill(store)
-        assert count > 5
-        with pytest.raises(StoreError, match="make room"):
-            store.write(new(task("more", bytes(100_000))))
-        subprocess.run(["mount", "-o", "remount,size=4m", tmp_path], check=True)
-        assert len(reopened(store, tmp_path / "broker.sqlite")) == count
-    finally:
-        subprocess.run(["umount", tmp_path], check=True)
 
 
 _WRITER = """
