@@ -1,14 +1,4 @@
-"""The errors of engines.
-
-EngineError
-├── EmptyError          `reduce` of a dataset without items                      (ValueError)
-├── OrderError          keys of a sort cannot be compared                        (TypeError)
-├── SpillError          data could not be written to disk                        (OSError)
-├── TaskError           a partition could not be computed                        (RuntimeError)
-├── UnknownKeyError     there is no value of this key                            (KeyError)
-├── UpdateError         an update is not what the engine can apply               (ValueError)
-└── ValuesLostError     a server ended, and no checkpoint has what it held       (RuntimeError)
-"""
+"""The errors of engines."""
 
 from launchpad_lite.errors import LaunchpadError
 

@@ -147,16 +147,13 @@ class ParameterServerClient:
 
     def _work(self, job: "ParameterServer", *, joins_calls: bool) -> Iterator[int]:
         self._begin()
-        job = job.in_node(self._servers)
-        return _Participant(self._servers, job, joins_calls=joins_calls).steps()
+        return _Participant(self._servers, job.in_node(self._servers), joins_calls).steps()
 
 
 class _Participant:
     """A worker that takes part."""
 
-    def __init__(
-        self, servers: Sequence[Any], job: "ParameterServer", *, joins_calls: bool
-    ) -> None:
+    def __init__(self, servers: Sequence[Any], job: "ParameterServer", joins_calls: bool) -> None:
         self._servers = servers
         self._job = job
         #: Whether updates for the first server go with the call that begins the next step, and so are
@@ -379,30 +376,26 @@ class ParameterServer:
         Raises:
             UnknownKeyError: It was never set.
         """
-        check_outside_pull("get")
-        return self._values.get(key)
+        return self._values("get").get(key)
 
     def set(self, key: Key, value: Any) -> None:
         """Sets a value, and makes the key known."""
-        check_outside_pull("set")
-        self._values.set(key, value)
+        self._values("set").set(key, value)
 
     def set_first(self, values: Mapping[Key, Any]) -> None:
         """Sets values of keys that have none. For the engine."""
-        self._values.set_first(values)
+        self._values("set_first").set_first(values)
 
     def keys(self) -> list[Key]:
         """Returns all keys."""
-        check_outside_pull("keys")
-        return self._values.keys()
+        return self._values("keys").keys()
 
     def worker_num(self) -> int:
         """Returns how many workers take part now."""
-        check_outside_pull("worker_num")
-        return self._values.worker_num()
+        return self._values("worker_num").worker_num()
 
-    @property
-    def _values(self) -> ParameterServerClient:
+    def _values(self, use: str) -> ParameterServerClient:
+        check_outside_pull(use)
         if self._client is None:
             raise RuntimeError(
                 f"{type(self).__name__} is in no node of a parameter server: add_to(program) puts it "

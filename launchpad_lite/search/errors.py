@@ -1,13 +1,4 @@
-"""The errors of searches.
-
-SearchError
-├── FailedTaskError     a task raised, lost its workers too often, or took too long   (RuntimeError)
-├── InitializerError    the initializer of an executor raised                         (BrokenExecutor)
-├── StoreError          the store of a broker cannot be read or written              (OSError)
-├── StoreInUseError     another broker uses this store                               (OSError)
-├── TaskPickleError     a task or its result cannot be pickled                       (TypeError)
-└── WorkerMismatchError a worker has another version, or another Python              (RuntimeError)
-"""
+"""The errors of searches."""
 
 from concurrent.futures import BrokenExecutor
 
