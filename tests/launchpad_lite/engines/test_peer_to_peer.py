@@ -308,12 +308,13 @@ class FirstTwo(engines.Barrier):
 
 
 @pytest.mark.slow
-def test_a_barrier_draws_its_own_sample_of_all_other_peers() -> None:
+@pytest.mark.parametrize("barrier", [FirstTwo(), engines.PSP(3)], ids=["own", "of the ring"])
+def test_a_sample_is_drawn_of_more_peers_than_each_knows(barrier: engines.Barrier) -> None:
     FirstTwo.asked.clear()
     program = lp.Program("peers")
-    Ending(2, FirstTwo()).add_to(program, peers=SUCCESSORS + 2)  # more than each knows
+    Ending(2, barrier).add_to(program, peers=SUCCESSORS + 2)
     lp.launch(program, "local_mt").wait()
-    assert set(FirstTwo.asked) == {SUCCESSORS + 1}
+    assert set(FirstTwo.asked) == ({SUCCESSORS + 1} if isinstance(barrier, FirstTwo) else set())
 
 
 class Broken(Counting):
