@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import contextvars
 import functools
-import itertools
 import random
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -75,8 +74,6 @@ class Peer:
         self._job = job.in_node(self._ask_for_job)
         #: The last known owner of each key.
         self._owners: dict[Key, Contact] = {}
-        #: The fingers to look at next.
-        self._exponents = itertools.count()
         #: Set and replaced when a step is over.
         self._stepped = asyncio.Event()
         #: A peer that comes back does not hold others up until it is on the ring.
@@ -319,9 +316,8 @@ class Peer:
                     if self._mending.done():
                         self._mending.result()
                         self._mending = self._loop.create_task(self._mend())
-                    await self._look_further()
                 elif self._me.life or not self._makes_ring or self._has_entered.is_set():
-                    await self._member.join(self._entries())
+                    await self._member.join(self._entries(self._me.place))
             except (GoneError, ElsewhereError):
                 pass
             except ValuesLostError as error:
@@ -360,23 +356,16 @@ class Peer:
             "start the program again"
         )
 
-    def _entries(self) -> list[Contact]:
-        """Returns the peers to ask for the way, in order."""
-        others = self._others()
-        if self._me.life or self._has_entered.is_set():
-            self._rng.shuffle(others)
-            return others
-        return others[:1]  # the others wait, too
-
-    async def _look_further(self) -> None:
-        exponents = self._member.ring.fingers_to_find()
-        if exponents:
-            exponent = exponents[next(self._exponents) % len(exponents)]
-            owner, _ = await self._find((self._me.place + (1 << exponent)) % CIRCLE)
-            self._member.ring.point(exponent, owner)
+    def _entries(self, place: int) -> list[Contact]:
+        """Returns the peers to ask for the owner of a place: first who has it if all are there."""
+        if not (self._me.life or self._has_entered.is_set()):
+            return self._others()[:1]  # the others wait, too
+        everybody = [self._me, *self._others()]
+        return sorted(everybody, key=lambda each: distance(place, each.place))
 
     async def _find(self, place: int) -> tuple[Contact, list[Contact]]:
-        return await self._member.find(place, [self._me, *self._entries()])
+        first = [self._me] if self._member.ring.knows_all() else []
+        return await self._member.find(place, [*first, *self._entries(place)])
 
     async def _at_owner(self, key: Key, method: str, *args: Any) -> Any:
         """Calls a method of the peer that owns a key by then."""

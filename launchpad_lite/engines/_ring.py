@@ -1,8 +1,8 @@
-"""A ring of peers with fingers, after Chord (Stoica et al., SIGCOMM 2001). Pure: sends nothing.
+"""A ring of peers, after Chord (Stoica et al., SIGCOMM 2001). Pure: sends nothing.
 
 Peers and keys have places on a circle of 2**64. A key belongs to the first peer at its place or
-after it. Each peer knows the peers next to it, and some (fingers) at distances that double, so a
-search halves the distance with each peer that it asks.
+after it. Each peer has the names of all, so it asks first who has a key if all are there, and those
+after that. Who is there, each knows of the peers next to it, which pass the search on.
 """
 
 import functools
@@ -10,8 +10,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-BITS = 64
-CIRCLE = 1 << BITS
+CIRCLE = 1 << 64
 
 #: How many peers after it each peer knows. If there are no more, it can draw samples by itself.
 SUCCESSORS = 24
@@ -53,7 +52,6 @@ class Ring:
         self.me = me
         #: The next ones, in order; without itself.
         self.successors: list[Contact] = []
-        self._fingers: dict[int, Contact] = {}
 
     def knows_all(self) -> bool:
         """Returns whether the next peers go all around the circle."""
@@ -64,14 +62,10 @@ class Ring:
         known = [each for each in self.successors if each.name not in gone]
         before = [
             contact
-            for contact in (*self._fingers.values(), *known)
-            if contact.place != place
-            and contact.name not in gone
-            and is_between(self.me.place, contact.place, place)
+            for contact in known
+            if contact.place != place and is_between(self.me.place, contact.place, place)
         ]
-        if before:
-            return max(before, key=lambda contact: distance(self.me.place, contact.place))
-        return known[0] if known else None
+        return before[-1] if before else known[0] if known else None
 
     def follow(self, successors: Iterable[Contact]) -> None:
         """Takes over the next peers: in order, up to itself."""
@@ -82,24 +76,8 @@ class Ring:
             found.setdefault(contact.name, contact)
         self.successors = list(found.values())[:SUCCESSORS]
 
-    def point(self, exponent: int, contact: Contact) -> None:
-        """Sets a finger: the first peer at a distance of 2**exponent or more."""
-        if contact.name == self.me.name:
-            self._fingers.pop(exponent, None)
-        else:
-            self._fingers[exponent] = contact
-
-    def fingers_to_find(self) -> list[int]:
-        """Returns the exponents of fingers that point beyond the next peers."""
-        if self.knows_all():
-            self._fingers.clear()
-            return []
-        reach = distance(self.me.place, self.successors[-1].place)
-        return [exponent for exponent in range(BITS) if 1 << exponent > reach]
-
     def drop(self, name: str) -> None:
         self.successors = [each for each in self.successors if each.name != name]
-        self._fingers = {e: each for e, each in self._fingers.items() if each.name != name}
 
 
 def estimate(spans: Sequence[tuple[int, int]]) -> float:

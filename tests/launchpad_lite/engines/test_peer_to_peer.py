@@ -1,12 +1,10 @@
 """Peer-to-peer: every peer holds some values and computes updates; nobody knows everything."""
 
-import bisect
 import collections
 import json
 import os
 import random
 import signal
-import statistics
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +19,6 @@ from launchpad_lite import engines
 from launchpad_lite.engines import _peer, peer_to_peer
 from launchpad_lite.engines._peer import PATIENCE_S
 from launchpad_lite.engines._ring import (
-    BITS,
     CIRCLE,
     SUCCESSORS,
     Contact,
@@ -32,82 +29,29 @@ from launchpad_lite.engines._ring import (
 from launchpad_lite.testing import poll_until
 
 
-class Everybody:
-    """Many peers that know their neighbours and fingers, without any calls."""
-
-    def __init__(self, count: int) -> None:
-        contacts = [Contact(f"peer[{number}]") for number in range(count)]
-        self.contacts = sorted(contacts, key=lambda contact: contact.place)
-        self._places = [contact.place for contact in self.contacts]
-        self.rings = {}
-        for contact in self.contacts:
-            ring = Ring(contact)
-            ring.follow(self.after(contact, count))
-            for exponent in ring.fingers_to_find():
-                ring.point(exponent, self.owner((contact.place + (1 << exponent)) % CIRCLE))
-            self.rings[contact] = ring
-
-    def owner(self, place: int) -> Contact:
-        return self.contacts[bisect.bisect_left(self._places, place) % len(self.contacts)]
-
-    def after(self, contact: Contact, count: int = SUCCESSORS) -> list[Contact]:
-        index = self.contacts.index(contact)
-        return [self.contacts[(index + step) % len(self.contacts)] for step in range(1, count + 1)]
-
-    def search(self, start: Contact, place: int) -> tuple[Contact, int]:
-        contact, hops = start, 1
-        while contact != self.owner(place):
-            following = self.rings[contact].next_hop(place)
-            assert following is not None
-            contact, hops = following, hops + 1
-        return contact, hops
-
-
-def test_an_owner_is_found_in_hops_that_grow_with_the_logarithm() -> None:
-    rng, means = random.Random(1), []
-    for count in (100, 800):
-        peers = Everybody(count)
-        hops = []
-        for _ in range(500):
-            place = rng.randrange(CIRCLE)
-            found, needed = peers.search(rng.choice(peers.contacts), place)
-            assert found == peers.owner(place)
-            hops.append(needed)
-        assert max(hops) <= count.bit_length()
-        means.append(statistics.mean(hops))
-    assert means[1] < means[0] + 3
+def everybody() -> list[Contact]:
+    """Returns 100 peers, in the order of the ring."""
+    contacts = [Contact(f"peer[{number}]") for number in range(100)]
+    return sorted(contacts, key=lambda contact: contact.place)
 
 
 def test_a_search_goes_around_peers_that_do_not_answer() -> None:
-    peers = Everybody(100)
-    ring = peers.rings[peers.contacts[0]]
-    place = (ring.me.place + CIRCLE // 2) % CIRCLE
-    gone: set[str] = set()
-    reached = []
-    for _ in range(3):
-        contact = ring.next_hop(place, gone)
-        assert contact is not None
-        reached.append(distance(ring.me.place, contact.place))
-        gone.add(contact.name)
-    assert reached == sorted(reached, reverse=True)
-    assert len(set(reached)) == 3
+    me, *others = everybody()
+    ring = Ring(me)
+    ring.follow(others)
+    place, gone = (me.place + CIRCLE // 2) % CIRCLE, set[str]()
+    for expected in reversed(others[SUCCESSORS - 3 : SUCCESSORS]):
+        assert ring.next_hop(place, gone) == expected
+        gone.add(expected.name)
 
 
 def test_peers_are_counted_by_density() -> None:
-    peers = Everybody(100)
+    peers = everybody() * 2
     spans = [
-        (SUCCESSORS, distance(contact.place, peers.after(contact)[-1].place))
-        for contact in random.Random(1).sample(peers.contacts, 8)
+        (SUCCESSORS, distance(peers[index].place, peers[index + SUCCESSORS].place))
+        for index in random.Random(1).sample(range(100), 8)
     ]
     assert estimate(spans) == pytest.approx(100, rel=0.3)
-
-
-def test_fingers_point_beyond_the_next_peers_only() -> None:
-    ring = Everybody(100).rings[Everybody(100).contacts[0]]
-    exponents = ring.fingers_to_find()
-    assert exponents[-1] == BITS - 1
-    assert 1 << exponents[0] > distance(ring.me.place, ring.successors[-1].place)
-    assert Everybody(SUCCESSORS).rings[Everybody(SUCCESSORS).contacts[0]].fingers_to_find() == []
 
 
 class Counting(engines.PeerToPeer):
