@@ -17,7 +17,7 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite.engines._member import ElsewhereError, GoneError, RingMember, key_place
 from launchpad_lite.engines._population import Gate, Verdict
-from launchpad_lite.engines._ring import CIRCLE, SUCCESSORS, Contact, distance, estimate
+from launchpad_lite.engines._ring import SUCCESSORS, Contact, distance
 from launchpad_lite.engines._user_code import Check, run_user_code
 from launchpad_lite.engines._values import (
     Key,
@@ -41,8 +41,8 @@ _RETRY_S = 0.05
 PING_S = 2.0
 #: Seconds for which a peer tries to get back onto the ring.
 PATIENCE_S = 20.0
-#: How many parts of the ring are looked at to tell how many peers there are.
-_PARTS = 8
+#: How many peers are asked to tell how many there are.
+_ASKED = 100
 
 _LOST = courier.ServerGoneError, courier.CallTimeoutError, courier.CallCancelledError
 #: Methods that other members call.
@@ -107,11 +107,9 @@ class Peer:
         ring = self._member.ring
         if ring.knows_all():
             return len(ring.successors) + 1.0
-        places = [self._rng.randrange(CIRCLE) for _ in range(_PARTS)]
-        found = await asyncio.gather(*[self._find(place) for place in places])
-        return estimate(
-            [(len(after), distance(owner.place, after[-1].place)) for owner, after in found]
-        )
+        others = self._others()
+        asked = self._rng.sample(others, min(_ASKED, len(others)))
+        return 1 + len(others) * len(await self._on_ring(asked)) / len(asked)
 
     # Called by other peers, besides the protocol of the ring.
 
@@ -296,10 +294,14 @@ class Peer:
         found: list[Contact] = []
         while others and len(found) < size:
             some, others = others[: size - len(found)], others[size - len(found) :]
-            asked = [self._answer(other, "neighbours") for other in some]
-            answers = zip(some, await asyncio.gather(*asked), strict=True)
-            found += [other for other, answer in answers if answer and answer[1]]  # on the ring
+            found += await self._on_ring(some)
         return found
+
+    async def _on_ring(self, some: list[Contact]) -> list[Contact]:
+        """Returns those of some others that are on the ring, unless one is alone there."""
+        answers = await asyncio.gather(*[self._answer(each, "neighbours") for each in some])
+        found = zip(some, answers, strict=True)
+        return [each for each, answer in found if answer is not None and answer[1]]
 
     # The ring.
 

@@ -7,7 +7,7 @@ after that. Who is there, each knows of the peers next to it, which pass the sea
 
 import functools
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 CIRCLE = 1 << 64
@@ -78,8 +78,3 @@ class Ring:
 
     def drop(self, name: str) -> None:
         self.successors = [each for each in self.successors if each.name != name]
-
-
-def estimate(spans: Sequence[tuple[int, int]]) -> float:
-    """Returns how many peers there are, from the peers in some parts of the circle and their lengths."""
-    return CIRCLE * sum(count for count, _ in spans) / sum(length for _, length in spans)

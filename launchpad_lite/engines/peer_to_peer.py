@@ -43,9 +43,9 @@ class _Values:
         self._asked("set", key, value)
 
     def estimate(self) -> float:
-        """Returns how many peers there are, about: from how densely parts of the ring are populated.
+        """Returns how many peers there are, about: of more than 24, from the answers of 100.
 
-        Up to 24 are counted. It takes some seconds until all know of one that comes or leaves.
+        It takes some seconds until all know of one that comes or leaves.
         """
         size: float = self._asked("estimate")
         return size
