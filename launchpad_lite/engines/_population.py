@@ -9,7 +9,7 @@ import enum
 import itertools
 import random
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from launchpad_lite.engines.barriers import Barrier, Steps
 
@@ -122,6 +122,7 @@ class Population(Generic[W]):
         return int(self._all.lowest) if self._steps else self._last
 
     def begin_at(self, step: int) -> None:
+        """Has the first worker begin as if it had finished so many steps."""
         self._last = step
 
     def __len__(self) -> int:
@@ -144,10 +145,7 @@ class Population(Generic[W]):
 
     def others(self, worker: W) -> Sequence[W]:
         """Returns all workers but one; the last one takes its place."""
-        others, place = self._workers[:-1], self._place[worker]
-        if place < len(others):
-            others[place] = self._workers[-1]
-        return others
+        return _Without(self._workers, self._place[worker])
 
     def step_of(self, worker: W) -> int:
         return self._steps[worker]
@@ -255,3 +253,20 @@ class Population(Generic[W]):
             for other in gate.observed:
                 self._observers.get(other, {}).pop(worker, None)
             self._draws.pop(worker, None)
+
+
+class _Without(Sequence[W]):
+    """Items but one; making one takes the same time for any number of them."""
+
+    def __init__(self, items: Sequence[W], place: int) -> None:
+        self._items = items
+        self._place = place
+
+    def __len__(self) -> int:
+        return len(self._items) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        place = range(len(self))[index]
+        if isinstance(place, range):
+            return [self[each] for each in place]
+        return self._items[-1 if place == self._place else place]
