@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from launchpad_lite.parts.settings import check_number
+
 M = TypeVar("M")
 
 #: When a worker that waits draws another sample: never, as soon as one that holds it up has finished
@@ -206,11 +208,7 @@ class PSP(_Lagging):
     resample: Resample = "never"
 
     def __post_init__(self) -> None:
-        size = self.sample_size
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise TypeError(f"PSP: sample_size is a whole number, not {size!r}")
-        if size < 0:
-            raise ValueError(f"PSP: sample_size is at least 0, not {size}")
+        check_number("PSP: sample_size", self.sample_size, 0)
         super().__post_init__()
         check_resample(self)
 

@@ -16,6 +16,7 @@ from launchpad_lite.nodes.base import (
 )
 from launchpad_lite.nodes.python import ClassWork, RunSwitch, refuse_async, require_callable
 from launchpad_lite.parts.arguments import name_of
+from launchpad_lite.parts.settings import check_number
 from launchpad_lite.worker.address import Address
 from launchpad_lite.worker.runtime import NodeRuntime, keep_client
 from launchpad_lite.worker.state import check_state_methods, may_have_state
@@ -252,9 +253,5 @@ def _checked_options(name: str, given: Mapping[str, Any], known: Sequence[str]) 
     if unknown := sorted(set(given) - set(known)):
         raise TypeError(f"{name}: unknown option {unknown[0]!r}; known are {', '.join(known)}")
     for size in ("thread_pool_size", "queue_size"):
-        value = given.get(size, 1)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name}: {size} is a whole number, not {value!r}")
-        if value < 1:
-            raise ValueError(f"{name}: {size} is at least 1, not {value}")
+        check_number(f"{name}: {size}", given.get(size, 1), 1)
     return dict(given)

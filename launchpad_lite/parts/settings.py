@@ -1,4 +1,4 @@
-"""Settings as users write them: an object, or a dict of its fields."""
+"""Settings as users write them: an object, or a dict of its fields; whole numbers."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -34,3 +34,11 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Returns the question for messages, with a space before it; empty if no name is similar."""
     near = nearest(name, known)
     return "" if near is None else f" (did you mean {near!r}?)"
+
+
+def check_number(name: str, number: object, lowest: int) -> None:
+    """Refuses what is no whole number (TypeError), or too low (ValueError)."""
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"{name} is a whole number, not {number!r}")
+    if number < lowest:
+        raise ValueError(f"{name} is at least {lowest}, not {number}")

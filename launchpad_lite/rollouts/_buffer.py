@@ -47,25 +47,18 @@ class GeneratorLife(NamedTuple):
 
 
 class RolloutOrder(NamedTuple):
-    """One rollout to make.
+    """One rollout to make."""
 
-    Attributes:
-        token: Names this attempt.
-        prompt: Its prompt.
-        rollout: Its place in the group.
-        version: The oldest version of the weights that will do.
-    """
-
-    token: str
+    token: str  # names this attempt
     prompt: PromptRef
-    rollout: int
-    version: int
+    rollout: int  # its place in the group
+    version: int  # the oldest version of the weights that will do
 
 
 class MadeRollout(NamedTuple):
-    """A rollout as its generator sends it; `payload` is opaque here."""
+    """A rollout as its generator sends it."""
 
-    payload: Any
+    payload: Any  # opaque here
     version: int
     generator: str
     took_s: float
@@ -80,19 +73,12 @@ class CompleteGroup(NamedTuple):
 
 
 class HandedBatch(NamedTuple):
-    """A batch as the buffer hands it out; without groups, all prompts were used.
+    """A batch as the buffer hands it out; without groups, all prompts were used."""
 
-    Attributes:
-        groups: The oldest first.
-        step: Steps that have ended.
-        set_aside: Prompts that were given up since the last batch.
-        state: What to restore once this batch is trained.
-    """
-
-    groups: Sequence[CompleteGroup]
-    step: int
-    set_aside: Sequence[FailedPrompt]
-    state: RolloutState
+    groups: Sequence[CompleteGroup]  # the oldest first
+    step: int  # steps that have ended
+    set_aside: Sequence[FailedPrompt]  # since the last batch
+    state: RolloutState  # what to restore once this batch is trained
 
 
 class BufferRules(NamedTuple):
@@ -181,7 +167,7 @@ class RolloutBuffer:
         #: Slots that may be free, by group and place: a heap.
         self._free: list[tuple[int, int]] = []
         #: Attempts by token, also those that were given up, while their group is here.
-        self._attempts: dict[str, tuple[int, int]] = {}
+        self._attempts: dict[str, tuple[_OpenGroup, _Slot]] = {}
         self._generators: dict[str, _GeneratorRecord] = {}
         #: Since when no generator is there, and for how long that may be.
         self._absent_at: float | None = None
@@ -216,11 +202,8 @@ class RolloutBuffer:
     ) -> None:
         """Hears from a generator.
 
-        Args:
-            generator: Which.
-            now: The time.
-            held: What it does for each of its attempts, for people; None: it does not say.
-            threads: How many rollouts it makes at the same time, if it says that.
+        `held` says what it does for each of its attempts, for people; None: it does not say. Then it
+        does not say either how many rollouts it makes at the same time.
         """
         known = self._generators.get(generator.name)
         if known is not None and known.life != generator.life:
@@ -235,13 +218,12 @@ class RolloutBuffer:
         known.threads = threads
         known.held = {token: known.held.get(token, now) for token in held}
         for group, slot, lease in self._leases():
-            # The answer with it was lost.
-            is_old = lease.begun_at + self._rules.lease_s / 2 <= now
-            if is_old and lease.holder == generator.name and lease.token not in held:
-                self._free_again(group, slot)
-        for token, doing in held.items():
-            if (wanted := self._lease(token)) is not None:
-                wanted.doing = doing
+            if lease.token in held:
+                lease.doing = held[lease.token]
+            elif lease.holder == generator.name:
+                # The answer with it was lost.
+                if lease.begun_at + self._rules.lease_s / 2 <= now:
+                    self._free_again(group, slot)
 
     def take(self, generator: GeneratorLife, now: float) -> RolloutOrder | None:
         """Leases the next rollout to a generator; None if there is none now."""
@@ -256,13 +238,13 @@ class RolloutBuffer:
         group, slot, place = found
         token = secrets.token_hex(8)
         slot.lease = _Lease(token, generator.name, now, now + self._rules.rollout_timeout_s)
-        self._attempts[token] = group.number, place
+        self._attempts[token] = group, slot
         self._generators[generator.name].held[token] = now
         return RolloutOrder(token, group.prompt, place, self._version)
 
     def give(self, token: str, made: MadeRollout) -> bool:
         """Takes a rollout; returns whether it is used."""
-        group, slot = self._of_attempt(token)
+        group, slot = self._attempts.get(token, (None, None))
         self._forget_attempt(token)
         if group is None or slot is None or slot.is_settled:
             self._late += 1
@@ -280,27 +262,14 @@ class RolloutBuffer:
 
     def fail(self, token: str, error: str) -> None:
         """Hears that a rollout has raised."""
-        lease = self._lease(token)
-        group, slot = self._of_attempt(token)
-        self._forget_attempt(token)
-        if group is not None and slot is not None and lease is not None:
+        for group, slot, lease in self._leases(token):
             self._retry(group, slot, lease, f"{lease.holder}: {error}")
+        self._forget_attempt(token)
 
     def _forget_attempt(self, token: str) -> None:
         self._attempts.pop(token, None)
         for generator in self._generators.values():
             generator.held.pop(token, None)
-
-    def _of_attempt(self, token: str) -> tuple[_OpenGroup | None, _Slot | None]:
-        number, place = self._attempts.get(token, (-1, 0))
-        group = self._groups.get(number)
-        return group, None if group is None else group.slots[place]
-
-    def _lease(self, token: str) -> _Lease | None:
-        """Returns the lease of an attempt; None if it was given up."""
-        _, slot = self._of_attempt(token)
-        lease = None if slot is None else slot.lease
-        return lease if lease is not None and lease.token == token else None
 
     def _free_slot(self, generator: str, now: float) -> tuple[_OpenGroup, _Slot, int] | None:
         """Takes the first free slot of the oldest group; not one that others are to try."""
@@ -383,18 +352,18 @@ class RolloutBuffer:
                     slot.errors.append(f"it has lost {slot.losses} generators; {name} {why}")
                     self._give_up(group, slot)
 
-    def _leases(self) -> Iterator[tuple[_OpenGroup, _Slot, _Lease]]:
-        """Yields those that there are; the reader may end them."""
-        for group in list(self._groups.values()):
-            for slot in group.slots:
-                if slot.lease is not None and group.number in self._groups:
+    def _leases(self, token: str = "") -> Iterator[tuple[_OpenGroup, _Slot, _Lease]]:
+        """Yields those that there are, or that of one attempt; the reader may end them."""
+        for key in [token] if token else list(self._attempts):
+            group, slot = self._attempts.get(key, (None, None))
+            if group is not None and slot is not None and slot.lease is not None:
+                if slot.lease.token == key:
                     yield group, slot, slot.lease
 
     def _remove(self, group: _OpenGroup) -> None:
         del self._groups[group.number]
         self._complete.pop(group.number, None)
-        for token in [t for t, (number, _) in self._attempts.items() if number == group.number]:
-            del self._attempts[token]
+        self._attempts = {t: of for t, of in self._attempts.items() if of[0] is not group}
 
     def tick(self, now: float) -> None:
         """Notices silent generators and rollouts that take too long; call it each second."""
@@ -429,18 +398,8 @@ class RolloutBuffer:
     ) -> RolloutState:
         """A trainer begins to read, perhaps again: from a state, or where the last one has stopped.
 
-        Args:
-            session: Names it.
-            groups: Of each batch.
-            version: Of the newest weights.
-            state: As in `HandedBatch`. All that has begun is thrown away, and the prompts that were
-                not trained then begin again.
-
-        Returns:
-            The state in which it begins.
-
-        Raises:
-            ValueError: The state is of other prompts, or another order of them.
+        With a state, all that has begun is thrown away, and the prompts that were not trained then
+        begin again. Returns the state in which it begins.
         """
         if state is not None and state.get("order") != self._prompts.identity:
             raise ValueError(
@@ -463,7 +422,7 @@ class RolloutBuffer:
         else:
             for group in list(self._groups.values()):
                 self._remove(group)
-            self._prompts = self._prompts.at(state["position"])
+            self._prompts.position = state["position"]
             self._again = collections.deque(PromptRef(*each) for each in state["again"])
             self._step, self._trained = state["step"], state["trained"]
             self._failed = []  # they are tried again
@@ -509,11 +468,6 @@ class RolloutBuffer:
         """Returns a batch of a session, by its number from 0; None if it is not complete yet.
 
         The batch before counts as trained; the same one may be asked for again.
-
-        Raises:
-            TrainerReplacedError: Another session has begun.
-            GeneratorsGoneError: It can never come.
-            PromptsFailedError: It would never come.
         """
         if session != self.session:
             raise TrainerReplacedError(

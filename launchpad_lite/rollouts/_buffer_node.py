@@ -1,9 +1,10 @@
 """The buffer of rollouts as a node: serves generators and the trainer."""
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import courier
 from launchpad_lite.parts.waiting import is_set_within
@@ -22,14 +23,6 @@ from launchpad_lite.rollouts.results import RolloutState, RolloutStatus
 _TICK_S = 0.5
 
 
-class PromptUse(NamedTuple):
-    """How prompts are used; see `Rollouts`."""
-
-    epochs: int | None
-    shuffle: bool
-    seed: int
-
-
 class UnknownSessionError(Exception):
     """This buffer has started again: the trainer has to begin again."""
 
@@ -37,17 +30,10 @@ class UnknownSessionError(Exception):
 class BufferNode:
     """Passes prompts to generators, and rollouts to the trainer. For its event loop."""
 
-    def __init__(self, prompts: Sequence[Any], use: PromptUse, rules: BufferRules) -> None:
-        """Makes one in which nothing has begun.
-
-        Args:
-            prompts: All prompts.
-            use: Their order.
-            rules: What the user has chosen.
-        """
+    def __init__(self, prompts: Sequence[Any], order: PromptOrder, rules: BufferRules) -> None:
         self._prompts = prompts
-        order = PromptOrder(len(prompts), epochs=use.epochs, shuffle=use.shuffle, seed=use.seed)
-        self._buffer = RolloutBuffer(rules, order)
+        # With threads, this node may start again with the same object.
+        self._buffer = RolloutBuffer(rules, dataclasses.replace(order))
         #: Set when a slot may be free; when a batch may be complete.
         self._work, self._made = asyncio.Event(), asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
@@ -72,7 +58,6 @@ class BufferNode:
 
     @courier.idempotent
     async def beat(self, generator: GeneratorLife, held: Mapping[str, str], threads: int) -> None:
-        """Hears from a generator; as `RolloutBuffer.note`."""
         self._start()
         self._buffer.note(generator, time.monotonic(), held, threads)
 
@@ -96,7 +81,6 @@ class BufferNode:
 
     @courier.idempotent
     async def give(self, token: str, made: MadeRollout) -> bool:
-        """Takes a rollout; as `RolloutBuffer.give`."""
         is_used = self._buffer.give(token, made)
         self._made.set()
         self._made = asyncio.Event()
@@ -104,7 +88,6 @@ class BufferNode:
 
     @courier.idempotent
     async def fail(self, token: str, error: str) -> None:
-        """Hears that a rollout has raised."""
         self._buffer.fail(token, error)
         self._wake()
 
@@ -114,7 +97,6 @@ class BufferNode:
     async def begin(
         self, session: str, groups: int, version: int, state: RolloutState | None
     ) -> RolloutState:
-        """A trainer begins to read; as `RolloutBuffer.begin`."""
         self._start()
         begun = self._buffer.begin(session, groups, version, state)
         self._wake()
@@ -122,18 +104,12 @@ class BufferNode:
 
     @courier.idempotent
     async def published(self, session: str, version: int) -> None:
-        """The trainer has published weights."""
         self._buffer.published(session, version)
         self._wake()
 
     @courier.idempotent
     async def hand_out(self, session: str, number: int, wait_s: float) -> HandedBatch | str:
-        """Returns a batch; if it is not complete in time, for whom the trainer waits.
-
-        Raises:
-            UnknownSessionError: This node has started again.
-            RolloutsError: As `RolloutBuffer.hand_out`.
-        """
+        """Returns a batch; if it is not complete in time, for whom the trainer waits."""
         if not self._buffer.session:
             raise UnknownSessionError
         give_up_at = time.monotonic() + wait_s
@@ -148,5 +124,4 @@ class BufferNode:
 
     @courier.idempotent
     async def status(self) -> RolloutStatus:
-        """Returns how far all is."""
         return self._buffer.status(time.monotonic())

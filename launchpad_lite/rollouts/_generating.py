@@ -31,14 +31,6 @@ class GeneratorNode:
     """
 
     def __init__(self, buffer: Any, weights: WeightsClient, generator: Any, threads: int) -> None:
-        """Begins.
-
-        Args:
-            buffer: A client of the buffer.
-            weights: The weights.
-            generator: The user's object, with `generate(prompt, weights)`.
-            threads: How many rollouts it makes at the same time.
-        """
         self._buffer = courier.with_timeout(buffer, SILENT_S)
         self._give = buffer.give  # of any size
         self._threads = threads

@@ -31,10 +31,10 @@ def structure_of(nest: Any, path: str) -> dict[str, str]:
     return {where: kind_of(leaf) for where, leaf in leaves(nest, path)}
 
 
-def kind_of(leaf: Any) -> str:
-    """Returns the type and the shape of an array, or the type of another leaf."""
+def kind_of(leaf: Any, first_axis: int = 0) -> str:
+    """Returns the type and the shape of an array, from an axis on, or the type of another leaf."""
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return f"{leaf.dtype} of shape {tuple(leaf.shape)}"
+        return f"{leaf.dtype} of shape {tuple(leaf.shape)[first_axis:]}"
     return type(leaf).__name__
 
 

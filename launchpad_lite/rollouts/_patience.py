@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,6 +14,8 @@ T = TypeVar("T")
 #: Seconds until a node that is gone is called again; and that one may take to answer a small call.
 RETRY_S = 0.1
 SILENT_S = 20.0
+#: Seconds that a wait takes until it is told, and until it is told again.
+_LATE_S = 10.0
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -22,12 +25,8 @@ def call_patiently(
 ) -> T | None:
     """Calls a method until its node answers; returns None if this node is to stop before.
 
-    A node that does not answer in the time of its client is named in a warning.
-
-    Args:
-        method: Of a client; it may run twice.
-        *args: For it.
-        stop: Another event that ends the wait.
+    A node that does not answer in the time of its client is named in a warning. `stop` is another
+    event that ends the wait.
     """
     stop = stop or lp.stop_event()
     while True:
@@ -40,3 +39,19 @@ def call_patiently(
             _LOGGER.warning("%s; it is called again", error)
             if stop.is_set():
                 return None
+
+
+class Lateness:
+    """Tells from time to time for what something waits, which begins now."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._began_at = self._said_at = time.monotonic()
+
+    def waited_s(self) -> float:
+        return time.monotonic() - self._began_at
+
+    def warn(self, text: str) -> None:
+        if time.monotonic() - self._said_at >= _LATE_S:
+            self._said_at = time.monotonic()
+            self._logger.warning("%s", text)

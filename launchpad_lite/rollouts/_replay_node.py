@@ -31,26 +31,18 @@ T = TypeVar("T")
 
 #: Seconds for which a caller that asks again keeps its place.
 _PLACE_S = 0.5
-#: Rows of an array that are written at a time.
+#: Rows of an array that are copied at a time.
 _BLOCK = 1024
 
 
 class ReplayCall(NamedTuple):
-    """Who calls, and how long that may take.
-
-    Attributes:
-        table: Its name.
-        token: Names what waits, also in the calls that ask again.
-        who: The node that calls.
-        waited_s: Seconds for which it has waited already.
-        wait_s: Seconds after which it wants an answer.
-    """
+    """Who calls, and how long that may take."""
 
     table: str
-    token: int
-    who: str
-    waited_s: float
-    wait_s: float
+    token: int  # names what waits, also in the calls that ask again
+    who: str  # the node that calls
+    waited_s: float  # already
+    wait_s: float  # until it wants an answer
 
 
 class _Waiting(NamedTuple):
@@ -83,23 +75,13 @@ class ReplayServer:
 
     @courier.idempotent
     async def insert(self, call: ReplayCall, batch: "InsertBatch") -> str:
-        """Inserts items; returns "", or for what it waits.
-
-        Raises:
-            ItemError: As `ReplayTable.insert`.
-            ValueError: As `ReplayTable.insert`.
-            MissingStepsError: As `ReplayTable.insert`.
-        """
+        """Inserts items; returns "", or for what it waits."""
         size = len(batch.keys)
         found = await self._wait("insert", call, size, lambda table, now: table.insert(batch, now))
         return found if isinstance(found, str) else ""
 
     async def sample(self, call: ReplayCall, count: int) -> "SampledItems | str":
-        """Returns items, or for what it waits.
-
-        Raises:
-            ValueError: As `ReplayTable.sample`.
-        """
+        """Returns items, or for what it waits."""
         return await self._wait("sample", call, count, lambda table, now: table.sample(count, now))
 
     async def _wait(
@@ -197,18 +179,20 @@ class ReplayServer:
 
 
 def _write(folder: Path, name: str, state: "TableState") -> None:
+    import numpy as np
+
     folder.mkdir()
-    items, rows = state.items, (state.own_rows, state.step_rows)
-    kinds = [
-        [(leaf.dtype, leaf.shape[1:]) for leaf in leaves] for leaves in (items.own, items.steps)
-    ]
+    items = state.items
     plain = (tuple(items._replace(own=(), steps=())), *state[1:])
-    (folder / "state").write_bytes(pickle.dumps((name, plain, kinds)))
-    for part, leaves in enumerate((items.own, items.steps)):
+    (folder / "state").write_bytes(pickle.dumps((name, plain)))
+    for part, leaves in (("own", items.own), ("step", items.steps)):
+        rows = state.own_rows if part == "own" else state.step_rows
         for index, leaf in enumerate(leaves):
-            with (folder / f"{part}.{index}").open("wb") as file:
-                for begin in range(0, len(rows[part]), _BLOCK):
-                    file.write(leaf[rows[part][begin : begin + _BLOCK]].tobytes())
+            shape = (len(rows), *leaf.shape[1:])
+            path = folder / f"{part}-{index}.npy"
+            file = np.lib.format.open_memmap(path, "w+", leaf.dtype, shape)
+            for begin in range(0, len(rows), _BLOCK):
+                file[begin : begin + _BLOCK] = leaf[rows[begin : begin + _BLOCK]]
 
 
 def _read(folder: Path) -> "tuple[str, TableState]":
@@ -216,14 +200,10 @@ def _read(folder: Path) -> "tuple[str, TableState]":
 
     from launchpad_lite.rollouts._table import InsertBatch, TableState
 
-    def read(part: int, count: int) -> "Leaves":
-        files = [(folder / f"{part}.{index}", *kind) for index, kind in enumerate(kinds[part])]
-        return [
-            np.fromfile(file, np.uint8).view(dtype).reshape(count, *shape)
-            for file, dtype, shape in files
-        ]
+    def read(part: str) -> "Leaves":
+        count = len(list(folder.glob(f"{part}-*")))
+        return [np.load(folder / f"{part}-{index}.npy") for index in range(count)]
 
-    name, plain, kinds = pickle.loads((folder / "state").read_bytes())
-    state = TableState(InsertBatch(*plain[0]), *plain[1:])
-    own, steps = read(0, len(state.own_rows)), read(1, len(state.step_rows))
-    return name, state._replace(items=state.items._replace(own=own, steps=steps))
+    name, (items, *others) = pickle.loads((folder / "state").read_bytes())
+    own, steps = read("own"), read("step")
+    return name, TableState(InsertBatch(*items)._replace(own=own, steps=steps), *others)

@@ -40,29 +40,16 @@ class MissingStepsError(Exception):
 
 
 class InsertBatch(NamedTuple):
-    """Items to insert, and the steps that they bring along.
+    """Items to insert, and the steps that they bring along."""
 
-    Attributes:
-        stream: Who sends them. A stream sends its items one after the other.
-        first: The number of the first item in the stream.
-        structure: What an item is: as `structure_of`.
-        skeleton: What clients make items of; opaque here.
-        keys: Of the items.
-        priorities: Of the items.
-        own: Arrays of the items.
-        steps_of: For each item, the keys of its steps.
-        step_keys: Of `steps`.
-        steps: Arrays of steps.
-    """
-
-    stream: int
-    first: int
-    structure: dict[str, str]
-    skeleton: bytes
+    stream: int  # sends its items one after the other
+    first: int  # the number of the first item in the stream
+    structure: dict[str, str]  # of an item, as `structure_of`
+    skeleton: bytes  # what clients make items of; opaque here
     keys: Ints
     priorities: Floats
-    own: Leaves
-    steps_of: Ints
+    own: Leaves  # of the items
+    steps_of: Ints  # for each item, the keys of its steps
     step_keys: Ints
     steps: Leaves
 
@@ -130,67 +117,6 @@ class SumTree:
         return nodes - self._first
 
 
-class OrderSelector:
-    """Chooses the oldest items, or the newest."""
-
-    def __init__(self, *, newest: bool) -> None:
-        self._newest = newest
-        self._slots: collections.OrderedDict[int, None] = collections.OrderedDict()
-
-    def add(self, slots: Ints, priorities: Floats) -> None:  # noqa: ARG002 - as the other selector
-        """Takes new items."""
-        self._slots.update(dict.fromkeys(slots.tolist()))
-
-    def drop(self, slots: Ints) -> None:
-        """Forgets items."""
-        for slot in slots.tolist():
-            self._slots.pop(slot, None)
-
-    def reprioritize(self, slots: Ints, priorities: Floats) -> None:
-        """Takes new priorities, which change nothing here."""
-
-    def choose(self, count: int, left: Ints) -> tuple[Ints, Floats]:
-        """Returns slots of items and their probabilities; there may be fewer, or some too often.
-
-        Args:
-            count: How many to choose.
-            left: How often each slot may be chosen.
-        """
-        chosen: list[int] = []
-        for slot in reversed(self._slots) if self._newest else self._slots:
-            chosen += [slot] * min(int(left[slot]), count - len(chosen))
-            if len(chosen) == count:
-                break
-        return np.array(chosen, np.int64), np.ones(len(chosen))
-
-
-class WeightSelector:
-    """Chooses an item by its priority; any one, if the exponent or all priorities are 0."""
-
-    def __init__(self, places: int, exponent: float, random: np.random.Generator) -> None:
-        self._tree = SumTree(places)
-        self._exponent = exponent
-        self._random = random
-
-    def drop(self, slots: Ints) -> None:
-        """Forgets items."""
-        self._tree.set(slots, 0.0)
-
-    def reprioritize(self, slots: Ints, priorities: Floats) -> None:
-        """Takes new priorities."""
-        self._tree.set(slots, priorities**self._exponent)
-
-    add = reprioritize
-
-    def choose(self, count: int, left: Ints) -> tuple[Ints, Floats]:
-        """As `OrderSelector.choose`."""
-        if (total := self._tree.total) > 0:
-            slots = self._tree.find(self._random.random(count) * total)
-            return slots, self._tree.get(slots) / total
-        slots = np.flatnonzero(left)
-        return self._random.choice(slots, count), np.full(count, 1 / len(slots))
-
-
 class RateLimiter:
     """How many items may be inserted and sampled now: the rules of Reverb's limiters."""
 
@@ -199,6 +125,18 @@ class RateLimiter:
         self.inserts = self.samples = 0
         #: Samples that items did not get before they were removed.
         self.lost = 0.0
+        offset, buffer = (rules.samples_per_insert or 0) * rules.min_size, rules.error_buffer or 0
+        #: Inserts * samples_per_insert - samples goes beyond them by less than one of each.
+        self._least_ahead, self._most_ahead = offset - buffer, offset + buffer
+
+    @property
+    def largest_sample(self) -> float:
+        """So many samples are allowed at once if all wait for them."""
+        rules, most = self._rules, math.inf
+        if rules.samples_per_insert is not None:
+            least = max(self._least_ahead, 0) if rules.max_times_sampled else self._least_ahead
+            most = math.floor(self._most_ahead - rules.samples_per_insert - least)
+        return min(most, rules.max_size * (rules.max_times_sampled or math.inf))
 
     def insertable(self, size: int) -> float:
         """Returns how many items may be inserted where there are `size`."""
@@ -206,7 +144,7 @@ class RateLimiter:
         if rules.samples_per_insert is None:
             return math.inf
         gone = self.samples + self.lost
-        most = (rules.most_ahead + gone) / rules.samples_per_insert - self.inserts
+        most = (self._most_ahead + gone) / rules.samples_per_insert - self.inserts
         return max(rules.min_size - size, math.floor(most + _EPSILON))
 
     def sampleable(self, size: int) -> float:
@@ -217,7 +155,7 @@ class RateLimiter:
         if rules.samples_per_insert is None:
             return math.inf
         ahead = self.inserts * rules.samples_per_insert - self.samples - self.lost
-        return math.floor(ahead - rules.least_ahead + _EPSILON)
+        return math.floor(ahead - self._least_ahead + _EPSILON)
 
 
 class Rows:
@@ -271,19 +209,18 @@ class ReplayTable:
     def __init__(self, rules: "Table", seed: int | None = None) -> None:
         self._rules = rules
         self.limiter = RateLimiter(rules)
-        random, size = np.random.default_rng(seed), rules.max_size
-        exponents = {"uniform": 0.0, "prioritized": rules.priority_exponent}
-        self._exponent = max(exponents.get(kind, 0.0) for kind in (rules.sampler, rules.remover))
-        self._sampler, self._remover = (
-            WeightSelector(size, exponents[kind], random)
-            if kind in exponents
-            else OrderSelector(newest=kind == "lifo")
-            for kind in (rules.sampler, rules.remover)
-        )
+        self._random, size = np.random.default_rng(seed), rules.max_size
+        #: By the kind of a sampler or remover that goes by weights: their exponent, and weights.
+        self._weights = {
+            kind: (exponent, SumTree(size))
+            for kind, exponent in (("uniform", 0.0), ("prioritized", rules.priority_exponent))
+            if kind in (rules.sampler, rules.remover)
+        }
         self._structure: dict[str, str] = {}
         self._skeleton = b""
         self._next_of: dict[int, int] = {}
-        self._slot_of: dict[int, int] = {}
+        #: By key, the oldest first.
+        self._slot_of: collections.OrderedDict[int, int] = collections.OrderedDict()
         self._free = list(range(size - 1, -1, -1))
         # By slot. Zeros take no memory before they are written.
         self._keys, self._times_sampled, self._own_of, self._is_used = np.zeros((4, size), np.int64)
@@ -308,11 +245,6 @@ class ReplayTable:
         """Inserts as many items as the limiter allows; returns whether none is left.
 
         Items that came before, with the same numbers in their stream, are skipped.
-
-        Raises:
-            ItemError: They have another structure than those before.
-            ValueError: A priority is negative or too large.
-            MissingStepsError: A step is neither here nor in the batch.
         """
         self._check(batch.priorities)
         if self._structure and batch.structure != self._structure:
@@ -341,7 +273,7 @@ class ReplayTable:
         steps = self._use_steps(batch, part)
         keys, priorities = batch.keys[part], batch.priorities[part]
         while (surplus := len(self) + len(keys) - self._rules.max_size) > 0:
-            removed = np.unique(self._remover.choose(surplus, self._is_used)[0])
+            removed = np.unique(self._choose(self._rules.remover, surplus, self._is_used)[0])
             if self._rules.max_times_sampled:  # the samples that they do not get are not waited for
                 spi = self._rules.samples_per_insert or 0.0
                 missing = np.maximum(0.0, spi - self._times_sampled[removed])
@@ -357,9 +289,32 @@ class ReplayTable:
         self._priorities[slots] = priorities
         self._left[slots] = self._rules.max_times_sampled or np.iinfo(np.int64).max
         self._steps_of[slots] = steps
-        self._sampler.add(slots, priorities)
-        self._remover.add(slots, priorities)
+        self._weigh(slots, priorities)
         return slots
+
+    def _weigh(self, slots: Ints, priorities: Floats | None) -> None:
+        """Sets the weights of items; None: they are not chosen."""
+        for exponent, tree in self._weights.values():
+            tree.set(slots, 0.0 if priorities is None else priorities**exponent)
+
+    def _choose(self, kind: str, count: int, left: Ints) -> tuple[Ints, Floats]:
+        """Returns slots of items and their probabilities; there may be fewer, or some too often.
+
+        `left` says how often each slot may be chosen.
+        """
+        if kind not in self._weights:
+            chosen: list[int] = []
+            for slot in (reversed if kind == "lifo" else iter)(self._slot_of.values()):
+                chosen += [slot] * min(int(left[slot]), count - len(chosen))
+                if len(chosen) == count:
+                    break
+            return np.array(chosen, np.int64), np.ones(len(chosen))
+        _, tree = self._weights[kind]
+        if (total := tree.total) > 0:
+            slots = tree.find(self._random.random(count) * total)
+            return slots, tree.get(slots) / total
+        slots = np.flatnonzero(left)  # all priorities are 0
+        return self._random.choice(slots, count), np.full(count, 1 / len(slots))
 
     def _use_steps(self, batch: InsertBatch, part: slice) -> Ints:
         """Returns the rows of the steps of some items; stores those that are new."""
@@ -386,8 +341,7 @@ class ReplayTable:
         return used.reshape(needed.shape)
 
     def _remove(self, slots: Ints) -> None:
-        self._sampler.drop(slots)
-        self._remover.drop(slots)
+        self._weigh(slots, None)
         for key in self._keys[slots].tolist():
             del self._slot_of[key]
         self._left[slots] = self._is_used[slots] = 0
@@ -401,15 +355,12 @@ class ReplayTable:
         self._steps.free(unused)
 
     def sample(self, count: int, now: float) -> SampledItems | None:
-        """Returns a batch; None as long as the limiter does not allow all of it.
-
-        Raises:
-            ValueError: It would never allow so many.
-        """
-        if count > self._rules.largest_sample:
+        """Returns a batch; None as long as the limiter does not allow all of it."""
+        most = self.limiter.largest_sample
+        if count > most:
             raise ValueError(
                 f"table {self._rules.name!r}: a batch of {count} never comes: the table allows "
-                f"{self._rules.largest_sample:g} samples at once at most. Give it a larger "
+                f"{most:g} samples at once at most. Give it a larger "
                 "error_buffer, max_size or max_times_sampled"
             )
         if self._sampleable() < count:
@@ -417,15 +368,15 @@ class ReplayTable:
         size, missing = len(self), count
         chosen, probabilities = [], []
         while missing:
-            slots, odds = self._sampler.choose(missing, self._left)
-            # What was drawn too often is drawn again, as if the item had been removed at once.
-            counts = _times_before(slots) < self._left[slots]
-            slots = slots[counts]
-            np.subtract.at(self._left, slots, 1)
+            slots, odds = self._choose(self._rules.sampler, missing, self._left)
+            if self._rules.max_times_sampled:
+                # What was drawn too often is drawn again, as if the item had been removed at once.
+                counts = np.array([self._use_up(slot) for slot in slots.tolist()], bool)
+                slots, odds = slots[counts], odds[counts]
+                self._weigh(slots[self._left[slots] == 0], None)
             np.add.at(self._times_sampled, slots, 1)
-            self._sampler.drop(np.unique(slots[self._left[slots] == 0]))
             chosen.append(slots)
-            probabilities.append(odds[counts])
+            probabilities.append(odds)
             missing -= len(slots)
         slots = np.concatenate(chosen)
         sampled = SampledItems(
@@ -443,22 +394,23 @@ class ReplayTable:
         self._sampled_at = now
         return sampled
 
+    def _use_up(self, slot: int) -> bool:
+        """Takes one from how often an item may be sampled; returns whether there was one."""
+        is_there = bool(self._left[slot])
+        self._left[slot] -= is_there
+        return is_there
+
     def _sampleable(self) -> float:
         allowed = self.limiter.sampleable(len(self))
         return min(allowed, int(self._left.sum())) if self._rules.max_times_sampled else allowed
 
     def update_priorities(self, keys: Ints, priorities: Floats) -> int:
-        """Changes priorities; returns of how many items, because some may be gone.
-
-        Raises:
-            ValueError: A priority is negative or not finite.
-        """
+        """Changes priorities; returns of how many items, because some may be gone."""
         self._check(priorities)
         slots = np.array([self._slot_of.get(key, -1) for key in keys.tolist()], np.int64)
         slots, priorities = slots[slots >= 0], priorities[slots >= 0]
         self._priorities[slots] = priorities
-        self._sampler.reprioritize(slots, priorities)
-        self._remover.reprioritize(slots, priorities)
+        self._weigh(slots, priorities)
         return len(slots)
 
     def why(self, what: str, count: int, now: float) -> str:
@@ -523,21 +475,12 @@ class ReplayTable:
 
     def _check(self, priorities: Floats) -> None:
         """Refuses priorities that are negative, or whose weight is too large for a sum."""
+        exponent = max((each for each, _ in self._weights.values()), default=0.0)
         with np.errstate(over="ignore", invalid="ignore"):
-            is_good = (priorities >= 0) & (priorities**self._exponent <= _MOST_WEIGHT)
+            is_good = (priorities >= 0) & (priorities**exponent <= _MOST_WEIGHT)
         bad = priorities[~(is_good & np.isfinite(priorities))]
         if len(bad):
             raise ValueError(
-                f"a priority is at least 0, finite, and to the power of {self._exponent:g} at most "
+                f"a priority is at least 0, finite, and to the power of {exponent:g} at most "
                 f"{_MOST_WEIGHT:g}; not {bad[0]}"
             )
-
-
-def _times_before(slots: Ints) -> Ints:
-    """Returns of each slot how often it comes before in the array."""
-    order = np.argsort(slots, kind="stable")
-    places = np.arange(len(slots))
-    repeats = np.append(False, np.diff(slots[order]) == 0)[: len(slots)]
-    times = np.empty_like(slots)
-    times[order] = places - np.maximum.accumulate(np.where(repeats, 0, places))
-    return times

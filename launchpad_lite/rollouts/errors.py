@@ -12,17 +12,6 @@ RolloutsError
 
 from launchpad_lite.errors import LaunchpadError
 
-__all__ = [
-    "GeneratorsGoneError",
-    "ItemError",
-    "PromptsFailedError",
-    "ReplayTimeoutError",
-    "RolloutsError",
-    "TrainerReplacedError",
-    "UnknownTableError",
-    "WeightsError",
-]
-
 
 class RolloutsError(LaunchpadError):
     """The root of all errors of rollouts."""

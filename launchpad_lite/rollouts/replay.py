@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import courier
 import launchpad_lite as lp
+from launchpad_lite.parts.settings import check_number
 from launchpad_lite.rollouts._nests import difference, kind_of, leaves, map_leaves
-from launchpad_lite.rollouts._numbers import check_number
-from launchpad_lite.rollouts._patience import RETRY_S
+from launchpad_lite.rollouts._patience import RETRY_S, Lateness
 from launchpad_lite.rollouts._replay_node import ReplayCall, ReplayServer
 from launchpad_lite.rollouts.errors import ItemError, ReplayTimeoutError, UnknownTableError
 from launchpad_lite.rollouts.results import TableInfo
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 #: Seconds for which a call waits, before it is made again.
 _POLL_S = 1.0
-#: Seconds that a call waits before it says for what, and until it says so again.
-_LATE_S = 10.0
-
 #: The place of observations in items of an `NStepWriter`.
 _OBSERVATION = "item['observation']"
 
@@ -112,29 +109,6 @@ class Table:
                     f"Table {self.name!r}: {name} is {wanted}, not {getattr(self, name)!r}"
                 )
 
-    @property
-    def _offset(self) -> float:
-        return (self.samples_per_insert or 0.0) * self.min_size
-
-    @property
-    def least_ahead(self) -> float:
-        """Inserts * samples_per_insert - samples does not fall below it by a sample."""
-        return self._offset - (self.error_buffer or 0.0)
-
-    @property
-    def most_ahead(self) -> float:
-        """Inserts * samples_per_insert - samples does not rise above it by an insert."""
-        return self._offset + (self.error_buffer or 0.0)
-
-    @property
-    def largest_sample(self) -> float:
-        """So many samples are allowed at once if all wait for them."""
-        most = math.inf
-        if self.samples_per_insert is not None:
-            least = max(self.least_ahead, 0.0) if self.max_times_sampled else self.least_ahead
-            most = math.floor(self.most_ahead - self.samples_per_insert - least)
-        return min(most, self.max_size * (self.max_times_sampled or math.inf))
-
 
 class ReplayBatch(NamedTuple):
     """A batch of sampled items. Arrays belong to the caller.
@@ -168,26 +142,17 @@ class _Patience:
     def __init__(self, table: str, who: str, timeout_s: float | None) -> None:
         self._table, self._who = table, who
         self._token = secrets.randbits(62)
-        self._began_at = self._said_at = time.monotonic()
+        self._lateness = Lateness(_LOGGER)
         self._timeout_s = math.inf if timeout_s is None else timeout_s
 
     def call(self) -> ReplayCall:
         """Returns who calls, and how long it waits."""
-        waited_s = time.monotonic() - self._began_at
+        waited_s = self._lateness.waited_s()
         wait_s = max(0.0, min(_POLL_S, self._timeout_s - waited_s))
         return ReplayCall(self._table, self._token, self._who, waited_s, wait_s)
 
-    def left_s(self) -> float:
-        """Returns the seconds to wait for a lock; -1: without limit."""
-        return -1 if math.isinf(self._timeout_s) else self._timeout_s
-
     def result(self, ask: Callable[[], Any], *, is_own: bool = True) -> Any:
-        """Returns a result; a text says for what it waits. `is_own`: it was asked by `call`.
-
-        Raises:
-            ReplayTimeoutError: It has waited too long.
-            CallCancelledError: This node is to stop.
-        """
+        """Returns a result; a text says for what it waits. `is_own`: it was asked by `call`."""
         try:
             found = ask()
         except courier.ServerGoneError:
@@ -199,12 +164,9 @@ class _Patience:
             raise courier.CallCancelledError(f"this node is to stop; {found}")
         with contextlib.suppress(lp.NoProgramError):  # in a thread of the user's own
             lp.heartbeat()  # a node that waits is not hung
-        now = time.monotonic()
-        if is_own and now - self._began_at >= self._timeout_s:
+        if is_own and self._lateness.waited_s() >= self._timeout_s:
             raise ReplayTimeoutError(found)
-        if now - self._said_at >= _LATE_S:
-            self._said_at = now
-            _LOGGER.warning("waits %.0f s: %s", now - self._began_at, found)
+        self._lateness.warn(f"waits {self._lateness.waited_s():.0f} s: {found}")
         return found
 
 
@@ -234,35 +196,27 @@ class _ItemStream:
         steps: Callable[[bool], tuple[Any, Sequence[Any]]],
         timeout_s: float | None,
     ) -> None:
-        """Inserts items.
+        """Inserts items: as in `InsertBatch`.
 
-        Args:
-            structure: Of an item.
-            skeleton: A nest of numbers, of own leaves and then of those of steps.
-            priorities: Of the items.
-            own: Leaves of the items.
-            steps_of: The keys of their steps.
-            steps: Returns keys and leaves of the steps: of all, or of those that were not sent yet.
-            timeout_s: Seconds to wait.
+        The skeleton is a nest of numbers, of own leaves and then of those of steps. `steps` returns
+        keys and leaves of the steps: of all (True), or of those that were not sent yet.
         """
         import numpy as np
 
         from launchpad_lite.rollouts._table import InsertBatch, MissingStepsError
 
         patience = _Patience(self._table, self._who, timeout_s)
-        if not self._lock.acquire(timeout=patience.left_s()):
+        if not self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
             raise ReplayTimeoutError(
                 f"table {self._table!r}: another thread of {self._who} inserts for {timeout_s} s"
             )
         try:
-            keys = self.key + self._number + np.arange(len(priorities))
-            packed = courier.dumps(skeleton)
             sent = InsertBatch(
                 self.key,
                 self._number,
                 structure,
-                packed,
-                keys,
+                courier.dumps(skeleton),
+                self.key + self._number + np.arange(len(priorities), dtype=np.int64),
                 priorities,
                 own,
                 steps_of,
@@ -290,6 +244,16 @@ class ReplayClient:
     A buffer that is lost is called again until it is back; a batch that was on its way is lost.
     An item is inserted once, also if the connection breaks meanwhile.
 
+    `table` names the table to use. `timeout_s` has the seconds to wait for its limiter; None: without
+    limit. `batch_size` of writers says how many items are sent at once.
+
+    Raises:
+        ItemError: An item has another structure than the first one, or is not made of arrays.
+        UnknownTableError: No table has this name.
+        ValueError: A priority is negative or not finite, or another number is too low.
+        ReplayTimeoutError: The limiter did not open in time.
+        courier.CallCancelledError: This node is to stop.
+
     Example:
         class Learner:
             def __init__(self, replay: rollouts.ReplayClient):
@@ -302,12 +266,7 @@ class ReplayClient:
     """
 
     def __init__(self, node: Any, tables: Sequence[str]) -> None:
-        """Makes one; the handle does that.
-
-        Args:
-            node: A client of the node.
-            tables: The names of its tables.
-        """
+        """Makes one; the handle does that."""
         self._node = node
         self._tables = tables
         try:
@@ -337,20 +296,9 @@ class ReplayClient:
         table: str = "main",
         timeout_s: float | None = None,
     ) -> None:
-        """Inserts an item. It is copied: arrays may change afterwards.
+        """Inserts an item: arrays and numbers, in dicts, lists and tuples.
 
-        Args:
-            item: Arrays and numbers, in dicts, lists and tuples.
-            priority: At least 0.
-            table: Where to.
-            timeout_s: Seconds to wait for the limiter; None: without limit.
-
-        Raises:
-            ItemError: It has another structure than the first item, or is not made of arrays.
-            UnknownTableError: No table has this name.
-            ValueError: The priority is negative or not finite.
-            ReplayTimeoutError: The limiter did not open in time.
-            courier.CallCancelledError: This node is to stop.
+        It is copied: arrays may change afterwards. The priority is at least 0.
         """
         import numpy as np
 
@@ -365,19 +313,10 @@ class ReplayClient:
         table: str = "main",
         timeout_s: float | None = None,
     ) -> None:
-        """Inserts items, in one call.
+        """Inserts items, in one call; some may be inserted before it has waited too long.
 
-        Args:
-            items: A nest as that of one item, whose arrays have the items along their first axis.
-            priorities: One for each item, or one for all.
-            table: As for `insert`.
-            timeout_s: As for `insert`. Some items may be inserted before it is over.
-
-        Raises:
-            ItemError: As for `insert`; or the arrays differ in their number of items.
-            UnknownTableError: As for `insert`.
-            ValueError: As for `insert`.
-            ReplayTimeoutError: As for `insert`.
+        `items` is a nest as that of one item, whose arrays have equally many items along their first
+        axis. There is one priority for each item, or one for all.
         """
         import numpy as np
 
@@ -399,7 +338,7 @@ class ReplayClient:
             weights = np.ascontiguousarray(np.broadcast_to(weights, count))
             none = np.zeros(0, int)
             stream.send(
-                {where: _kind_of_rows(leaf) for where, leaf in found.items()},
+                {where: kind_of(leaf, 1) for where, leaf in found.items()},
                 (_numbered(items, 0), False),
                 weights,
                 list(found.values()),
@@ -417,22 +356,11 @@ class ReplayClient:
         batch_size: int = 1,
         timeout_s: float | None = None,
     ) -> "SequenceWriter":
-        """Returns a writer of items that are several steps in a row.
+        """Returns a writer of items that are `length` steps in a row.
 
-        Args:
-            length: Steps of an item.
-            period: Steps between the beginnings of two items; below `length`, items overlap.
-            table: Where to.
-            batch_size: Items that are sent at once.
-            timeout_s: Seconds that each call waits for the limiter; None: without limit.
-
-        Raises:
-            UnknownTableError: No table has this name.
-            ValueError: A number is below 1.
+        An item begins `period` steps after the one before; below `length`, they overlap.
         """
-        return SequenceWriter(
-            self._new_stream(table), _WriterOptions(batch_size, timeout_s), length, period
-        )
+        return SequenceWriter(self._new_stream(table), (batch_size, timeout_s), length, period)
 
     def n_step_writer(
         self,
@@ -443,39 +371,13 @@ class ReplayClient:
         batch_size: int = 1,
         timeout_s: float | None = None,
     ) -> "NStepWriter":
-        """Returns a writer of transitions over n steps.
-
-        Args:
-            n: Steps from the observation to the next one.
-            discount: Of rewards, for each step.
-            table: Where to.
-            batch_size: Items that are sent at once.
-            timeout_s: Seconds that each call waits for the limiter; None: without limit.
-
-        Raises:
-            UnknownTableError: No table has this name.
-            ValueError: A number is below 1.
-        """
-        return NStepWriter(
-            self._new_stream(table), _WriterOptions(batch_size, timeout_s), n, discount
-        )
+        """Returns a writer of transitions over n steps, with a discount of rewards for each step."""
+        return NStepWriter(self._new_stream(table), (batch_size, timeout_s), n, discount)
 
     def sample(
         self, batch_size: int, *, table: str = "main", timeout_s: float | None = None
     ) -> ReplayBatch:
-        """Returns a batch of items.
-
-        Args:
-            batch_size: How many.
-            table: Where from.
-            timeout_s: Seconds to wait for the limiter; None: without limit.
-
-        Raises:
-            UnknownTableError: No table has this name.
-            ValueError: The number is below 1, or the table never allows so many at once.
-            ReplayTimeoutError: The limiter did not open in time.
-            courier.CallCancelledError: This node is to stop.
-        """
+        """Returns a batch of items; a ValueError if the table never allows so many at once."""
         return next(self.samples(batch_size, table=table, timeout_s=timeout_s, ahead=0))
 
     def samples(
@@ -488,19 +390,8 @@ class ReplayClient:
     ) -> Iterator[ReplayBatch]:
         """Yields batches until this node is to stop, and samples the next ones meanwhile.
 
-        Batches that are ahead count as sampled. They do not see later inserts and priorities.
-
-        Args:
-            batch_size: As for `sample`.
-            table: As for `sample`.
-            ahead: Batches to sample ahead. More than one helps where the work on batches takes
-                different times; each one needs memory.
-            timeout_s: As for `sample`, for each batch.
-
-        Raises:
-            UnknownTableError: As for `sample`.
-            ValueError: As for `sample`.
-            ReplayTimeoutError: While it is read: as for `sample`.
+        Batches that are `ahead` count as sampled. They do not see later inserts and priorities. More
+        than one helps where the work on batches takes different times; each one needs memory.
         """
         self._known(table)
         check_number("batch_size", batch_size, 1)
@@ -536,14 +427,7 @@ class ReplayClient:
     def update_priorities(self, keys: Any, priorities: Any, *, table: str = "main") -> int:
         """Changes the priorities of items; returns of how many, because others may be gone.
 
-        Args:
-            keys: As in `ReplayBatch.keys`.
-            priorities: One for each key, at least 0.
-            table: Where the items are.
-
-        Raises:
-            UnknownTableError: No table has this name.
-            ValueError: A priority is negative or not finite, or there are not as many as keys.
+        `keys` are as in `ReplayBatch.keys`; there is one priority for each.
         """
         import numpy as np
 
@@ -551,24 +435,20 @@ class ReplayClient:
         keys, priorities = np.asarray(keys, np.int64), np.asarray(priorities, np.float64)
         if keys.shape != priorities.shape or keys.ndim != 1:
             raise ValueError(f"keys have the shape {keys.shape}, priorities {priorities.shape}")
-        return cast("int", self._node.update_priorities(table, keys, priorities))
+        changed: int = self._node.update_priorities(table, keys, priorities)
+        return changed
 
     def info(self) -> dict[str, TableInfo]:
         """Returns by table how full it is, and who waits for what."""
         return cast("dict[str, TableInfo]", self._node.info())
 
 
-class _WriterOptions(NamedTuple):
-    batch_size: int
-    timeout_s: float | None
-
-
 class _StepWriter:
     """Gathers steps and items that refer to them, and sends each step once."""
 
-    def __init__(self, stream: _ItemStream, options: _WriterOptions, least: int) -> None:
-        self._options = options
-        for number in (least, options.batch_size):
+    def __init__(self, stream: Any, options: tuple[int, float | None], least: int) -> None:
+        self._batch_size, self._timeout_s = options
+        for number in (least, self._batch_size):
             check_number("a number of a writer", number, 1)
         self._stream = stream
         self._items: list[tuple[Sequence[Any], Sequence[int], float]] = []
@@ -595,28 +475,17 @@ class _StepWriter:
             raise ItemError(f"this has another structure than what the writer had first: {what}")
         return list(found.values())
 
-    def _add_item(
-        self,
-        own: Sequence[Any],
-        keys: Sequence[int],
-        priority: float,
-    ) -> None:
+    def _add_item(self, own: Sequence[Any], keys: Sequence[int], priority: float) -> None:
         if not 0 <= priority < math.inf:
             raise ValueError(f"a priority is at least 0 and finite, not {priority!r}")
         self._items.append((own, keys, priority))
 
     def _flush_if_full(self) -> None:
-        if len(self._items) >= self._options.batch_size:
+        if len(self._items) >= self._batch_size:
             self.flush()
 
     def flush(self) -> None:
-        """Sends the items that were not sent yet.
-
-        Raises:
-            ItemError: As `ReplayClient.insert`.
-            ValueError: As `ReplayClient.insert`.
-            ReplayTimeoutError: As `ReplayClient.insert`; what found no room until then is lost.
-        """
+        """Sends the items that were not sent yet; what finds no room in time is lost."""
         import numpy as np
 
         if not self._items:
@@ -638,10 +507,16 @@ class _StepWriter:
             [np.stack(each) for each in zip(*own, strict=True)],
             np.array(keys, np.int64),
             steps,
-            self._options.timeout_s,
+            self._timeout_s,
         )
         self._sent.update(needed)
         self._forget(keys[-1][0])  # later items begin later
+
+    def _flush_all(self) -> None:
+        try:
+            self.flush()
+        finally:
+            self._forget(self._next_key)
 
     def _forget(self, before: int) -> None:
         """Forgets steps that no item needs any more."""
@@ -671,12 +546,7 @@ class SequenceWriter(_StepWriter):
         self._until_item = length
 
     def append(self, step: Any, priority: float = 1.0) -> None:
-        """Appends a step, and inserts the item that it completes.
-
-        Args:
-            step: Arrays and numbers, in dicts, lists and tuples; copied.
-            priority: Of the item.
-        """
+        """Appends a step, a nest of arrays, and inserts the item that it completes."""
         key = self._add_step(step, "item")
         self._skeleton = _numbered(step, 0), False
         self._window = [*self._window, key][-self._length :]
@@ -687,18 +557,11 @@ class SequenceWriter(_StepWriter):
             self._flush_if_full()
 
     def end_episode(self, priority: float = 1.0) -> None:
-        """Inserts the last steps of an episode if no item has them, and sends all.
-
-        Args:
-            priority: Of the item.
-        """
+        """Inserts the last steps of an episode if no item has them, and sends all."""
         if len(self._window) == self._length and self._until_item < self._period:
             self._add_item((), self._window, priority)
         self._window, self._until_item = [], self._length
-        try:
-            self.flush()
-        finally:
-            self._forget(self._next_key)
+        self._flush_all()
 
 
 class NStepWriter(_StepWriter):
@@ -725,13 +588,7 @@ class NStepWriter(_StepWriter):
         self._window: collections.deque[tuple[int, Any, Any]] = collections.deque()
         self._nest: Any = None
 
-    def append(
-        self,
-        observation: Any,
-        action: Any,
-        reward: Any,
-        priority: float = 1.0,
-    ) -> None:
+    def append(self, observation: Any, action: Any, reward: Any, priority: float = 1.0) -> None:
         """Appends a step, and inserts the item that it completes: that of n steps ago.
 
         Args:
@@ -752,11 +609,7 @@ class NStepWriter(_StepWriter):
         self._flush_if_full()
 
     def end_episode(
-        self,
-        observation: Any,
-        priority: float = 1.0,
-        *,
-        terminated: bool = True,
+        self, observation: Any, priority: float = 1.0, *, terminated: bool = True
     ) -> None:
         """Inserts the last items of an episode, which are over fewer steps, and sends all.
 
@@ -768,10 +621,7 @@ class NStepWriter(_StepWriter):
         key = self._add_step(observation, _OBSERVATION)
         while self._window:
             self._complete(key, 0.0 if terminated else 1.0, priority)
-        try:
-            self.flush()
-        finally:
-            self._forget(self._next_key)
+        self._flush_all()
 
     def _complete(self, end: int, value: float, priority: float) -> None:
         import numpy as np
@@ -861,10 +711,6 @@ def _arrays(nest: Any, path: str) -> "dict[str, npt.NDArray[Any]]":
     if not found:
         raise ItemError(f"{path} has no arrays")
     return found
-
-
-def _kind_of_rows(leaf: "npt.NDArray[Any]") -> str:
-    return f"{leaf.dtype} of shape {leaf.shape[1:]}"
 
 
 def _numbered(nest: Any, first: int) -> Any:

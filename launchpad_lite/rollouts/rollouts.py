@@ -3,18 +3,18 @@
 import logging
 import math
 import pickle
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.rollouts._buffer import BufferRules, HandedBatch
-from launchpad_lite.rollouts._buffer_node import BufferNode, PromptUse, UnknownSessionError
+from launchpad_lite.parts.settings import check_number
+from launchpad_lite.rollouts._buffer import BufferRules, CompleteGroup, HandedBatch
+from launchpad_lite.rollouts._buffer_node import BufferNode, UnknownSessionError
 from launchpad_lite.rollouts._generating import GeneratorNode
-from launchpad_lite.rollouts._numbers import check_number
-from launchpad_lite.rollouts._patience import SILENT_S, call_patiently
+from launchpad_lite.rollouts._patience import SILENT_S, Lateness, call_patiently
+from launchpad_lite.rollouts._prompts import PromptOrder
 from launchpad_lite.rollouts.errors import RolloutsError
 from launchpad_lite.rollouts.results import (
     FailedPrompt,
@@ -28,8 +28,6 @@ from launchpad_lite.rollouts.weights import Weights, WeightsClient, WeightsHandl
 
 #: Seconds for which a call waits for a batch.
 _POLL_S = 1.0
-#: Seconds that a trainer waits before it says for whom, and until it says so again.
-_LATE_S = 10.0
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -54,13 +52,7 @@ class RolloutsClient:
     """
 
     def __init__(self, prompts: Sequence[Any], buffer: Any, weights: WeightsClient) -> None:
-        """Makes one; the handle does that.
-
-        Args:
-            prompts: All prompts.
-            buffer: A client of the buffer.
-            weights: The weights.
-        """
+        """Makes one; the handle does that."""
         self._prompts = prompts
         self._buffer = courier.with_timeout(buffer, SILENT_S)
         self._hand_out = buffer.hand_out  # of any size
@@ -136,27 +128,21 @@ class RolloutsClient:
             if not handed.groups:
                 return
             self._state = handed.state
-            groups = [
-                RolloutGroup(
-                    self._prompts[each.prompt.index],
-                    each.prompt.index,
-                    each.prompt.epoch,
-                    [
-                        Rollout(
-                            pickle.loads(made.payload), made.version, made.generator, made.took_s
-                        )
-                        for made in each.rollouts
-                    ],
-                    each.staleness,
-                )
-                for each in handed.groups
-            ]
+            groups = [self._group(each) for each in handed.groups]
             yield RolloutBatch(groups, handed.step, handed.set_aside)
+
+    def _group(self, group: CompleteGroup) -> RolloutGroup[Any, Any]:
+        epoch, index = group.prompt.epoch, group.prompt.index
+        made = [
+            Rollout(pickle.loads(each.payload), each.version, each.generator, each.took_s)
+            for each in group.rollouts
+        ]
+        return RolloutGroup(self._prompts[index], index, epoch, made, group.staleness)
 
     def _next(self, session: str) -> HandedBatch | None:
         """Returns the next batch; None if this node is to stop."""
         self._number += 1
-        stop, said_at = lp.stop_event(), time.monotonic()
+        stop, lateness = lp.stop_event(), Lateness(_LOGGER)
         while not stop.is_set():
             lp.heartbeat()  # a trainer that waits is not hung
             self._weights.keep()
@@ -167,9 +153,7 @@ class RolloutsClient:
                 continue
             if isinstance(found, HandedBatch):
                 return found
-            if time.monotonic() - said_at >= _LATE_S:
-                said_at = time.monotonic()
-                _LOGGER.warning("%s", found)
+            lateness.warn(str(found))
         return None
 
     def _begin(self, session: str) -> None:
@@ -291,7 +275,7 @@ class Rollouts:
             if not seconds > 0:
                 raise ValueError(f"Rollouts: {name} is above 0, not {seconds}")
         self._prompts = prompts
-        self._use = PromptUse(epochs, shuffle, seed)
+        self._order = PromptOrder(len(prompts), epochs, shuffle, seed)
         self._refuse_nan = refuse_nan
         self._rules = BufferRules(
             group_size,
@@ -344,7 +328,7 @@ class Rollouts:
                 raise ValueError(f"the program has a group {each!r}; give another label=")
         weights = Weights(refuse_nan=self._refuse_nan).add_to(program, label=of_weights)
         rules = self._rules._replace(generators=generators)
-        node = lp.CourierNode(BufferNode, self._prompts, self._use, rules)
+        node = lp.CourierNode(BufferNode, self._prompts, self._order, rules)
         buffer = program.add_node(node, label=label)
         with program.group(of_generators):
             for _ in range(generators):

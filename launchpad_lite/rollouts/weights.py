@@ -40,13 +40,7 @@ class WeightsNode:
         self._newer = asyncio.Event()
 
     async def publish(self, params: Any, structure: dict[str, str], after: int) -> int:
-        """Takes parameters; returns their version.
-
-        Args:
-            params: The parameters.
-            structure: As `structure_of`.
-            after: A version that this one is to be newer than.
-        """
+        """Takes parameters, of a `structure_of`; returns their version, which is newer than `after`."""
         if self._structure and structure != self._structure:
             what = difference(self._structure, structure)
             raise WeightsError(
@@ -87,12 +81,7 @@ class WeightsClient:
     """
 
     def __init__(self, node: Any, *, refuse_nan: bool = False) -> None:
-        """Makes one; the handle does that.
-
-        Args:
-            node: A client of the node.
-            refuse_nan: As for `Weights`.
-        """
+        """Makes one; the handle does that."""
         self._node = node
         self._version = courier.with_timeout(node, SILENT_S).version
         self._refuse_nan = refuse_nan
