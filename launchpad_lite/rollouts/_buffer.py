@@ -4,8 +4,12 @@ A state machine without I/O and without a clock: `now` is any clock that never g
 Not thread-safe.
 
 A prompt becomes a group of slots. A slot waits, is leased to a generator, and gets a rollout: the
-first one counts, whatever comes doubled or late. A complete group waits for a batch. A batch counts
-as trained when the trainer publishes, or asks for the next one.
+first one counts, whatever comes doubled or late. Where there are rewards, the rollout is a draft
+until it was leased to one of them as well. A complete group waits for a batch. A batch counts as
+trained when the trainer publishes, or asks for the next one.
+
+An environment is leased with a slot, and free again when the generator has let go of the attempt,
+also of one that was given up. One that hangs is leased again in its next life.
 
 **The bound.** A step ends when the trainer publishes after a batch; more publishes before the next
 batch end no more steps. A group that begins in step b is in a batch of step b + max_staleness at the
@@ -31,7 +35,10 @@ from launchpad_lite.rollouts.errors import (
 )
 from launchpad_lite.rollouts.results import FailedPrompt, RolloutState, RolloutStatus
 
-#: A generator that was never heard from may take so many times as long as one that is lost.
+#: What nodes are for; labels of groups end with it.
+GENERATOR, ENVIRONMENT, REWARD = "generator", "environment", "reward"
+
+#: A node that was never heard from may take so many times as long as one that is lost.
 _STARTS = 10
 #: Prompts that fail one after the other, at least, before all are taken to fail.
 _LEAST_FAILED = 3
@@ -39,11 +46,12 @@ _LEAST_FAILED = 3
 _AHEAD = 2
 
 
-class GeneratorLife(NamedTuple):
-    """One life of a generator: a node that starts again begins another one."""
+class MemberLife(NamedTuple):
+    """One life of a generator, environment or reward: a node that starts again begins another one."""
 
     name: str
     life: str
+    role: str = GENERATOR
 
 
 class RolloutOrder(NamedTuple):
@@ -53,6 +61,8 @@ class RolloutOrder(NamedTuple):
     prompt: PromptRef
     rollout: int  # its place in the group
     version: int  # the oldest version of the weights that will do
+    environment: str = ""
+    draft: Any = None  # the payload, for a reward
 
 
 class MadeRollout(NamedTuple):
@@ -62,6 +72,7 @@ class MadeRollout(NamedTuple):
     version: int
     generator: str
     took_s: float
+    reward: Any = None  # opaque as well
 
 
 class CompleteGroup(NamedTuple):
@@ -89,11 +100,13 @@ class BufferRules(NamedTuple):
     max_staleness: int
     discards: bool = False
     rollout_timeout_s: float = math.inf
+    reward_timeout_s: float = math.inf
     max_attempts: int = 3
     max_losses: int = 10
     absence_s: float = 60.0
     lease_s: float = 10.0
-    generators: int = 1
+    #: How many nodes there are of each role.
+    members: Mapping[str, int] = {GENERATOR: 1}
 
 
 @dataclass(slots=True)
@@ -102,17 +115,20 @@ class _Lease:
     holder: str
     begun_at: float
     deadline_at: float
-    #: What the generator does for it now, for people.
+    environment: str
+    #: What the holder does for it now, for people.
     doing: str = ""
 
 
 @dataclass(slots=True, eq=False)
 class _Slot:
     lease: _Lease | None = None
+    #: A rollout that waits for its reward.
+    draft: MadeRollout | None = None
     made: MadeRollout | None = None
     errors: list[str] = field(default_factory=list)
     losses: int = 0
-    #: The generators that have failed or were too slow: others are to try.
+    #: The nodes that have failed or were too slow: others are to try.
     failed_at: set[str] = field(default_factory=set)
     is_dropped: bool = False
 
@@ -121,8 +137,11 @@ class _Slot:
         return self.made is not None or self.is_dropped
 
     @property
-    def is_free(self) -> bool:
-        return self.lease is None and not self.is_settled
+    def wants(self) -> str:
+        """The role that is to work at it; empty if none is."""
+        if self.lease is not None or self.is_settled:
+            return ""
+        return GENERATOR if self.draft is None else REWARD
 
 
 @dataclass(slots=True, eq=False)
@@ -135,18 +154,17 @@ class _OpenGroup:
 
 
 @dataclass(slots=True)
-class _GeneratorRecord:
-    life: str
+class _RolloutMember:
+    life: MemberLife
     seen_at: float
-    #: How many rollouts it makes at the same time.
+    #: How many attempts it works at, at the same time.
     threads: int = 1
     #: The attempts that it works at, also those that were given up, and since when.
     held: dict[str, float] = field(default_factory=dict)
-
-    def is_stuck(self, now: float, limit_s: float) -> bool:
-        """Returns whether all its threads have worked at one rollout for too long."""
-        late = sum(now - since >= limit_s for since in self.held.values())
-        return late >= self.threads
+    #: Of an environment: the attempt that it was leased for last, until this has ended.
+    attempt: str = ""
+    leased_at: float = -math.inf
+    hung_at: float = math.inf
 
 
 class RolloutBuffer:
@@ -155,8 +173,7 @@ class RolloutBuffer:
     def __init__(self, rules: BufferRules, prompts: PromptOrder) -> None:
         """Makes one in which nothing has begun."""
         self._rules = rules
-        #: A generator that works at one rollout for longer will not go on.
-        self._stuck_s = rules.rollout_timeout_s + rules.absence_s
+        self._limits_s = {GENERATOR: rules.rollout_timeout_s, REWARD: rules.reward_timeout_s}
         self._prompts = prompts
         #: Prompts that begin again, before all others.
         self._again: collections.deque[PromptRef] = collections.deque()
@@ -164,14 +181,14 @@ class RolloutBuffer:
         self._number = 0
         #: Groups that wait for a batch, the oldest first.
         self._complete: dict[int, _OpenGroup] = {}
-        #: Slots that may be free, by group and place: a heap.
-        self._free: list[tuple[int, int]] = []
+        #: By role, slots that may be free, by group and place: heaps.
+        self._free: dict[str, list[tuple[int, int]]] = {GENERATOR: [], REWARD: []}
         #: Attempts by token, also those that were given up, while their group is here.
         self._attempts: dict[str, tuple[_OpenGroup, _Slot]] = {}
-        self._generators: dict[str, _GeneratorRecord] = {}
-        #: Since when no generator is there, and for how long that may be.
-        self._absent_at: float | None = None
-        self._absence_s = _STARTS * rules.absence_s  # nodes may take long to start
+        self._members: dict[str, _RolloutMember] = {}
+        #: By role, since when no node is there, and for how long that may be.
+        self._absent_at: dict[str, float] = {}
+        self._absence_s = dict.fromkeys(rules.members, _STARTS * rules.absence_s)  # until the first
         self._ticked_at: float | None = None
         #: The trainer that reads, how many groups its batches have, and its last batch.
         self.session = ""
@@ -191,106 +208,176 @@ class RolloutBuffer:
         self._failed_in_row = 0
         self._last_error = ""
 
-    # Called for generators.
+    # Called for generators, environments and rewards.
 
     def note(
         self,
-        generator: GeneratorLife,
+        member: MemberLife,
         now: float,
         held: Mapping[str, str] | None = None,
         threads: int = 1,
-    ) -> None:
-        """Hears from a generator.
+    ) -> bool:
+        """Hears from a node; returns whether it hangs, and is to start again.
 
         `held` says what it does for each of its attempts, for people; None: it does not say. Then it
-        does not say either how many rollouts it makes at the same time.
+        does not say either how many attempts it works at, at the same time.
         """
-        known = self._generators.get(generator.name)
-        if known is not None and known.life != generator.life:
-            self._lose(generator.name, "was started again")
+        known = self._members.get(member.name)
+        if known is not None and known.life != member:
+            self._lose(member.name, "was started again")
             known = None
         if known is None:
-            known = self._generators[generator.name] = _GeneratorRecord(generator.life, now)
+            known = self._members[member.name] = _RolloutMember(member, now)
         known.seen_at = now
-        self._absent_at, self._absence_s = None, self._rules.absence_s
+        self._absent_at.pop(member.role, None)
+        self._absence_s[member.role] = self._rules.absence_s
         if held is None:
-            return
+            return False
         known.threads = threads
         known.held = {token: known.held.get(token, now) for token in held}
         for group, slot, lease in self._leases():
             if lease.token in held:
                 lease.doing = held[lease.token]
-            elif lease.holder == generator.name:
+            elif lease.holder == member.name:
                 # The answer with it was lost.
                 if lease.begun_at + self._rules.lease_s / 2 <= now:
                     self._free_again(group, slot)
+        for token in held:  # this buffer may have started again since
+            environment = self._members.get(token.partition("@")[2])
+            if environment is not None and not environment.attempt:
+                environment.attempt, environment.leased_at = token, now
+        if member.role == REWARD:
+            limit_s = self._limits_s[REWARD]
+            return any(now - since >= limit_s for since in known.held.values())
+        return known.hung_at <= now
 
-    def take(self, generator: GeneratorLife, now: float) -> RolloutOrder | None:
-        """Leases the next rollout to a generator; None if there is none now."""
-        self.note(generator, now)
+    def take(self, member: MemberLife, now: float) -> RolloutOrder | None:
+        """Leases the next rollout to a generator or a reward; None if there is none now."""
+        self.note(member, now)
         if not self._version:
             return None  # there are no weights yet
-        found = self._free_slot(generator.name, now)
-        if found is None and self._begin_group():
-            found = self._free_slot(generator.name, now)
+        makes = member.role == GENERATOR
+        environment = self._free_environment(now) if makes else ""
+        if environment is None:
+            return None
+        found = self._free_slot(member, now)
+        if found is None and makes and self._begin_group():
+            found = self._free_slot(member, now)
         if found is None:
             return None
         group, slot, place = found
-        token = secrets.token_hex(8)
-        slot.lease = _Lease(token, generator.name, now, now + self._rules.rollout_timeout_s)
+        token = f"{secrets.token_hex(8)}@{environment}"
+        deadline_at = now + self._limits_s[member.role]
+        slot.lease = _Lease(token, member.name, now, deadline_at, environment)
         self._attempts[token] = group, slot
-        self._generators[generator.name].held[token] = now
-        return RolloutOrder(token, group.prompt, place, self._version)
+        self._members[member.name].held[token] = now
+        if environment:
+            self._members[environment].attempt = token
+            self._members[environment].leased_at = now
+        draft = slot.draft and slot.draft.payload
+        return RolloutOrder(token, group.prompt, place, self._version, environment, draft)
+
+    def _free_environment(self, now: float) -> str | None:
+        """Returns one that no attempt has; empty if rollouts need none, None if there is none."""
+        if ENVIRONMENT not in self._rules.members:
+            return ""
+        held = {token for member in self._members.values() for token in member.held}
+        for name, each in self._members.items():
+            if each.life.role == ENVIRONMENT and each.hung_at > now and each.attempt not in held:
+                # A beat of the generator may have been on its way when the attempt began.
+                if not each.attempt or each.leased_at + self._rules.lease_s / 2 <= now:
+                    return name
+        return None
 
     def give(self, token: str, made: MadeRollout) -> bool:
-        """Takes a rollout; returns whether it is used."""
+        """Takes a rollout from a generator; returns whether it is used."""
         group, slot = self._attempts.get(token, (None, None))
         self._forget_attempt(token)
-        if group is None or slot is None or slot.is_settled:
+        if group is None or slot is None or slot.is_settled or slot.draft is not None:
             self._late += 1
             return False
-        slot.made = made
         slot.lease = None
+        if REWARD in self._rules.members:
+            slot.draft = made
+            self._push(group, slot)
+        else:
+            self._settle(group, slot, made)
+        return True
+
+    def score(self, token: str, reward: Any) -> None:
+        """Takes the reward of a rollout."""
+        group, slot = self._attempts.get(token, (None, None))
+        self._forget_attempt(token)
+        if group is None or slot is None or slot.is_settled or slot.draft is None:
+            self._late += 1
+        else:
+            self._settle(group, slot, slot.draft._replace(reward=reward))
+
+    def _settle(self, group: _OpenGroup, slot: _Slot, made: MadeRollout) -> None:
+        slot.made, slot.draft, slot.lease = made, None, None
         if self._complete_if_so(group):
             self._failed_in_row = 0
-        return True
 
     def _complete_if_so(self, group: _OpenGroup) -> bool:
         if all(slot.is_settled for slot in group.slots):
             self._complete[group.number] = group
         return group.number in self._complete
 
-    def fail(self, token: str, error: str) -> None:
-        """Hears that a rollout has raised."""
+    def fail(self, token: str, error: str, now: float, fault: str = "") -> str:
+        """Hears that work at a rollout has raised; returns the environment that hangs, if one does.
+
+        The fault: "hangs", the environment does not answer; "lost", a node that it has called is gone.
+        """
+        hangs = ""
+        for name, each in self._members.items():
+            if fault == "hangs" and each.attempt == token:
+                hangs, each.hung_at = name, now
         for group, slot, lease in self._leases(token):
-            self._retry(group, slot, lease, f"{lease.holder}: {error}")
+            if fault == "lost":
+                self._lose_rollout(group, slot, error)
+            else:
+                self._retry(group, slot, hangs or lease.holder, f"{lease.holder}: {error}")
         self._forget_attempt(token)
+        return hangs
 
     def _forget_attempt(self, token: str) -> None:
         self._attempts.pop(token, None)
-        for generator in self._generators.values():
-            generator.held.pop(token, None)
+        for member in self._members.values():
+            member.held.pop(token, None)
+            if member.attempt == token:
+                member.attempt = ""
 
-    def _free_slot(self, generator: str, now: float) -> tuple[_OpenGroup, _Slot, int] | None:
+    def _free_slot(self, member: MemberLife, now: float) -> tuple[_OpenGroup, _Slot, int] | None:
         """Takes the first free slot of the oldest group; not one that others are to try."""
         passed = []
         found = None
-        while self._free and found is None:
-            number, place = heapq.heappop(self._free)
+        heap = self._free[member.role]
+        while heap and found is None:
+            number, place = heapq.heappop(heap)
             group = self._groups.get(number)
-            if group is None or not group.slots[place].is_free:
+            if group is None or group.slots[place].wants != member.role:
                 continue
             failed_at = group.slots[place].failed_at
-            if generator in failed_at and any(
-                name not in failed_at and not each.is_stuck(now, self._stuck_s)
-                for name, each in self._generators.items()
+            if member.name in failed_at and any(
+                name not in failed_at and not self._is_stuck(each, now)
+                for name, each in self._of(member.role)
             ):
                 passed.append((number, place))
             else:
                 found = group, group.slots[place], place
         for entry in passed:
-            heapq.heappush(self._free, entry)
+            heapq.heappush(heap, entry)
         return found
+
+    def _of(self, role: str) -> list[tuple[str, _RolloutMember]]:
+        return [(name, each) for name, each in self._members.items() if each.life.role == role]
+
+    def _is_stuck(self, member: _RolloutMember, now: float) -> bool:
+        """Returns whether it will not go on: for too long, all its threads work at one attempt."""
+        if member.life.role == ENVIRONMENT:
+            return now - member.hung_at >= self._rules.absence_s
+        limit_s = self._limits_s[member.life.role] + self._rules.absence_s
+        return sum(now - since >= limit_s for since in member.held.values()) >= member.threads
 
     def _begin_group(self) -> bool:
         """Begins the group of the next prompt; returns whether there may be one more."""
@@ -304,17 +391,17 @@ class RolloutBuffer:
             return False
         slots = [_Slot() for _ in range(self._rules.group_size)]
         self._groups[self._number] = _OpenGroup(self._number, prompt, self._step, slots)
-        for place in range(len(slots)):
-            heapq.heappush(self._free, (self._number, place))
+        for slot in slots:
+            self._push(self._groups[self._number], slot)
         self._number += 1
         return True
 
     # What becomes of attempts.
 
-    def _retry(self, group: _OpenGroup, slot: _Slot, lease: _Lease, error: str) -> None:
+    def _retry(self, group: _OpenGroup, slot: _Slot, failed_at: str, error: str) -> None:
         """Frees a slot whose attempt has failed; gives it up, or its prompt, if that was too often."""
         slot.errors.append(error)
-        slot.failed_at.add(lease.holder)
+        slot.failed_at.add(failed_at)
         if len(slot.errors) < self._rules.max_attempts:
             self._free_again(group, slot)
         else:
@@ -323,7 +410,10 @@ class RolloutBuffer:
     def _free_again(self, group: _OpenGroup, slot: _Slot) -> None:
         slot.lease = None
         self._retried += 1
-        heapq.heappush(self._free, (group.number, group.slots.index(slot)))
+        self._push(group, slot)
+
+    def _push(self, group: _OpenGroup, slot: _Slot) -> None:
+        heapq.heappush(self._free[slot.wants], (group.number, group.slots.index(slot)))
 
     def _give_up(self, group: _OpenGroup, slot: _Slot) -> None:
         if sum(not each.is_dropped for each in group.slots) > self._rules.min_group_size:
@@ -341,16 +431,19 @@ class RolloutBuffer:
         self._complete_if_so(group)
 
     def _lose(self, name: str, why: str) -> None:
-        """Forgets a generator; its rollouts are made again."""
-        del self._generators[name]
+        """Forgets a node; its rollouts are made again."""
+        del self._members[name]
         for group, slot, lease in self._leases():
-            if lease.holder == name:
-                slot.losses += 1
-                if slot.losses <= self._rules.max_losses:
-                    self._free_again(group, slot)
-                else:
-                    slot.errors.append(f"it has lost {slot.losses} generators; {name} {why}")
-                    self._give_up(group, slot)
+            if name in (lease.holder, lease.environment):
+                self._lose_rollout(group, slot, f"{name} {why}")
+
+    def _lose_rollout(self, group: _OpenGroup, slot: _Slot, why: str) -> None:
+        slot.losses += 1
+        if slot.losses <= self._rules.max_losses:
+            self._free_again(group, slot)
+        else:
+            slot.errors.append(f"it has lost {slot.losses} nodes: {why}")
+            self._give_up(group, slot)
 
     def _leases(self, token: str = "") -> Iterator[tuple[_OpenGroup, _Slot, _Lease]]:
         """Yields those that there are, or that of one attempt; the reader may end them."""
@@ -370,26 +463,29 @@ class RolloutBuffer:
         gap_s = 0.0 if self._ticked_at is None else now - self._ticked_at
         self._ticked_at = now
         if gap_s > self._rules.lease_s / 2:  # this process stood still, and could hear nothing
-            for generator in self._generators.values():
-                generator.seen_at = now
-        for name, generator in list(self._generators.items()):
-            if generator.seen_at + self._rules.lease_s <= now:
+            for member in self._members.values():
+                member.seen_at = now
+        for name, member in list(self._members.items()):
+            if member.seen_at + self._rules.lease_s <= now:
                 self._lose(name, f"was not heard from for {self._rules.lease_s:g} s")
-        if not self._generators and self._absent_at is None:
-            self._absent_at = now
+        for role in self._rules.members:
+            if not self._of(role):
+                self._absent_at.setdefault(role, now)
         for group, slot, lease in self._leases():
             if lease.deadline_at <= now:
                 self._time_out(group, slot, lease)
 
     def _time_out(self, group: _OpenGroup, slot: _Slot, lease: _Lease) -> None:
-        limit = f"rollout_timeout_s={self._rules.rollout_timeout_s:g}"
+        role = GENERATOR if slot.draft is None else REWARD
+        name = "rollout_timeout_s" if role == GENERATOR else "reward_timeout_s"
+        limit = f"{name}={self._limits_s[role]:g}"
         doing = f"; it {lease.doing}" if lease.doing else ""
         error = f"{lease.holder}: it took longer than {limit}{doing}"
         if sum(each.made is not None for each in group.slots) >= self._rules.min_group_size:
             slot.errors.append(error)
             self._drop(group, slot)
         else:
-            self._retry(group, slot, lease, error)
+            self._retry(group, slot, lease.holder, error)
 
     # Called for the trainer.
 
@@ -537,18 +633,20 @@ class RolloutBuffer:
             raise self._all_failed()
         if self._prompts.is_over and not self._again and not self._unmade():
             return
-        if self._absent_at is not None and now - self._absent_at >= self._absence_s:
-            raise GeneratorsGoneError(
-                f"no generator makes rollouts: none was heard from for {now - self._absent_at:.0f} s; "
-                f"{self._waiting_for(now)}"
-            )
-        if self._generators and all(
-            each.is_stuck(now, self._stuck_s) for each in self._generators.values()
-        ):
-            raise GeneratorsGoneError(
-                f"no generator makes rollouts: {', '.join(sorted(self._generators))} all work at one for "
-                f"more than {self._stuck_s:g} s (rollout_timeout_s and absence_s); {self._waiting_for(now)}"
-            )
+        for role, most_s in self._absence_s.items():
+            absent_s = now - self._absent_at.get(role, math.inf)
+            if absent_s >= most_s:
+                raise GeneratorsGoneError(
+                    f"no {role} is there: none was heard from for {absent_s:.0f} s; "
+                    f"{self._waiting_for(now)}"
+                )
+            members = self._of(role)
+            if members and all(self._is_stuck(each, now) for _, each in members):
+                names = ", ".join(sorted(name for name, _ in members))
+                raise GeneratorsGoneError(
+                    f"no {role} goes on: {names} all work at one rollout for too long (its limit, and "
+                    f"absence_s={self._rules.absence_s:g}); {self._waiting_for(now)}"
+                )
 
     @property
     def _all_fail(self) -> bool:
@@ -565,11 +663,12 @@ class RolloutBuffer:
 
     def _waiting_for(self, now: float) -> str:
         """Returns for which rollouts the trainer waits, and who makes them, for people."""
-        if not self._generators:
-            return f"none of {self._rules.generators} generators is there"
+        for role, count in self._rules.members.items():
+            if not self._of(role):
+                return f"none of {count} {role}s is there"
         group = next((each for n, each in self._groups.items() if n not in self._complete), None)
         if group is None:
-            busy = [name for name, each in self._generators.items() if each.held]
+            busy = [name for name, each in self._members.items() if each.held]
             late = f": {', '.join(sorted(busy))} still work at what is not wanted" if busy else ""
             return f"no prompt has begun yet{late}"
         made = sum(slot.made is not None for slot in group.slots)
@@ -585,7 +684,10 @@ class RolloutBuffer:
             elif not slot.is_settled:
                 count, most = len(slot.errors), self._rules.max_attempts
                 tried = f" (failed {count} of {most} times)" if count else ""
-                parts.append(f"rollout {place} waits for a generator{tried}")
+                role = slot.wants
+                if role == GENERATOR and self._free_environment(now) is None:
+                    role = ENVIRONMENT
+                parts.append(f"rollout {place} waits for a free {role}{tried}")
         more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
         return f"prompt {group.prompt.index}: {made} of {wanted}; {'; '.join(parts[:3])}{more}"
 
@@ -602,7 +704,7 @@ class RolloutBuffer:
         return RolloutStatus(
             self._step,
             self._version,
-            sorted(self._generators),
+            sorted(name for name, _ in self._of(GENERATOR)),
             self._unmade() - running,
             running,
             len(self._complete),

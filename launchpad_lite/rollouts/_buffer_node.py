@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,17 +11,19 @@ import courier
 from launchpad_lite.parts.waiting import is_set_within
 from launchpad_lite.rollouts._buffer import (
     BufferRules,
-    GeneratorLife,
     HandedBatch,
     MadeRollout,
+    MemberLife,
     RolloutBuffer,
     RolloutOrder,
 )
 from launchpad_lite.rollouts._prompts import PromptOrder
 from launchpad_lite.rollouts.results import RolloutState, RolloutStatus
 
-#: Seconds between two looks at silent generators and at limits of time.
+#: Seconds between two looks at silent nodes and at limits of time.
 _TICK_S = 0.5
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class UnknownSessionError(Exception):
@@ -34,12 +37,14 @@ class BufferNode:
         self._prompts = prompts
         # With threads, this node may start again with the same object.
         self._buffer = RolloutBuffer(rules, dataclasses.replace(order))
+        #: Whether there are environments or rewards.
+        self._has_others = len(rules.members) > 1
         #: Set when a slot may be free; when a batch may be complete.
         self._work, self._made = asyncio.Event(), asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
 
-    def _wake(self) -> None:
-        for name in ("_work", "_made"):
+    def _wake(self, *names: str) -> None:
+        for name in names or ("_work", "_made"):
             getattr(self, name).set()
             setattr(self, name, asyncio.Event())
 
@@ -54,27 +59,24 @@ class BufferNode:
             self._wake()
             await asyncio.sleep(_TICK_S)
 
-    # Called by generators.
+    # Called by generators, environments and rewards.
 
     @courier.idempotent
-    async def beat(self, generator: GeneratorLife, held: Mapping[str, str], threads: int) -> None:
+    async def beat(self, member: MemberLife, held: Mapping[str, str], threads: int) -> bool:
         self._start()
-        self._buffer.note(generator, time.monotonic(), held, threads)
+        return self._buffer.note(member, time.monotonic(), held, threads)
 
-    async def take(
-        self, generator: GeneratorLife, wait_s: float
-    ) -> tuple[RolloutOrder, Any] | None:
+    async def take(self, member: MemberLife, wait_s: float) -> tuple[RolloutOrder, Any] | None:
         """Returns a rollout to make and its prompt; None if there is none in time."""
         self._start()
         give_up_at = time.monotonic() + wait_s
         while True:
             work = self._work
-            if (order := self._buffer.take(generator, time.monotonic())) is not None:
+            if (order := self._buffer.take(member, time.monotonic())) is not None:
                 try:
                     return order, self._prompts[order.prompt.index]
                 except Exception as error:  # noqa: BLE001 - of the user's sequence
-                    self._buffer.fail(order.token, f"prompts[{order.prompt.index}]: {error!r}")
-                    self._wake()
+                    await self.fail(order.token, f"prompts[{order.prompt.index}]: {error!r}")
                     continue
             if not await is_set_within(work, give_up_at - time.monotonic()):
                 return None
@@ -82,13 +84,22 @@ class BufferNode:
     @courier.idempotent
     async def give(self, token: str, made: MadeRollout) -> bool:
         is_used = self._buffer.give(token, made)
-        self._made.set()
-        self._made = asyncio.Event()
+        if self._has_others:
+            self._wake()
+        else:  # no slot is free now that was not before
+            self._wake("_made")
         return is_used
 
     @courier.idempotent
-    async def fail(self, token: str, error: str) -> None:
-        self._buffer.fail(token, error)
+    async def score(self, token: str, reward: Any) -> None:
+        self._buffer.score(token, reward)
+        self._wake()
+
+    @courier.idempotent
+    async def fail(self, token: str, error: str, fault: str = "") -> None:
+        hangs = self._buffer.fail(token, error, time.monotonic(), fault)
+        if hangs:
+            _LOGGER.warning("%s hangs: %s", hangs, error.strip().rpartition("\n")[2])
         self._wake()
 
     # Called by trainers.

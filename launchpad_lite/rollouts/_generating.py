@@ -1,21 +1,33 @@
-"""A generator as a node: makes rollouts by code of the user."""
+"""Generators, environments and rewards as nodes: code of the user, leased by the buffer."""
 
 import contextlib
 import contextvars
+import os
+import pickle
 import threading
 import time
 import traceback
 import uuid
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import courier
 import launchpad_lite as lp
 from courier.lowlevel import shortened
 from launchpad_lite.process.activity import activities
 from launchpad_lite.process.forcing import ForcedExit
-from launchpad_lite.rollouts._buffer import GeneratorLife, MadeRollout, RolloutOrder
+from launchpad_lite.rollouts._buffer import (
+    ENVIRONMENT,
+    GENERATOR,
+    REWARD,
+    MadeRollout,
+    MemberLife,
+    RolloutOrder,
+)
 from launchpad_lite.rollouts._patience import SILENT_S, call_patiently
 from launchpad_lite.rollouts.weights import WeightsClient
+
+T = TypeVar("T")
 
 #: Seconds for which a call waits for work, and between two heartbeats.
 _POLL_S, _BEAT_S = 5.0, 1.0
@@ -24,67 +36,30 @@ _LONG_S = 2.0
 _MOST_TEXT = 4000
 
 
-class GeneratorNode:
-    """Makes rollouts, in threads of its own, until the program stops.
+class _MemberNode:
+    """Shows that this node lives, until the program stops; starts it again if it hangs.
 
     It has no `run`: a program ends when its trainer has ended.
     """
 
-    def __init__(self, buffer: Any, weights: WeightsClient, generator: Any, threads: int) -> None:
+    def __init__(self, buffer: Any, role: str, threads: int = 1) -> None:
         self._buffer = courier.with_timeout(buffer, SILENT_S)
-        self._give = buffer.give  # of any size
         self._threads = threads
-        self._weights = weights
-        self._generator = generator
-        self._who = GeneratorLife(lp.current_node().name, uuid.uuid4().hex)
+        self._who = MemberLife(lp.current_node().name, uuid.uuid4().hex, role)
+        #: Whether this node may end its process, and comes back then.
+        self._may_exit = (
+            lp.current_node().restarts and threading.current_thread() is threading.main_thread()
+        )
         self._lock = threading.Lock()
-        #: By token, the thread that makes it, and since when.
+        #: By token, the thread that works at it, and since when.
         self._held: dict[str, tuple[int, float]] = {}
-        self._reading = threading.Lock()
-        self._params: Any = None
-        self._version = 0
         self._ends = threading.Event()
         lp.register_stop_handler(self._ends.set)
-        for work in (self._beat, *[self._work] * threads):
-            run = contextvars.copy_context().run
-            threading.Thread(target=run, args=(work,), daemon=True).start()
+        self._spawn(self._beat)
 
-    def _work(self) -> None:
-        try:
-            while not self._ends.is_set():
-                found = call_patiently(self._buffer.take, self._who, _POLL_S, stop=self._ends)
-                if found is not None:
-                    self._make(*found)
-        except courier.CallCancelledError:
-            pass  # the program stops
-
-    def _make(self, order: RolloutOrder, prompt: Any) -> None:
-        began_at = time.monotonic()
-        with self._lock:
-            self._held[order.token] = threading.get_ident(), began_at
-        try:
-            params, version = self._newest(order.version)
-            value = courier.dumps(self._generator.generate(prompt, params))
-        except ForcedExit:
-            raise
-        except BaseException as error:  # noqa: BLE001 - it may succeed elsewhere
-            if not self._ends.is_set():  # else: as calls raise when the program stops
-                text = shortened("".join(traceback.format_exception(error)), _MOST_TEXT)
-                call_patiently(self._buffer.fail, order.token, text, stop=self._ends)
-        else:
-            took_s = time.monotonic() - began_at
-            made = MadeRollout(value, version, self._who.name, took_s)
-            call_patiently(self._give, order.token, made, stop=self._ends)
-        finally:
-            with self._lock:
-                del self._held[order.token]
-
-    def _newest(self, wanted: int) -> tuple[Any, int]:
-        """Returns weights that are new enough; all threads share them."""
-        with self._reading:
-            if self._version < wanted:
-                self._params, self._version = self._weights.get(self._version)
-            return self._params, self._version
+    def _spawn(self, work: Callable[[], None]) -> None:
+        run = contextvars.copy_context().run
+        threading.Thread(target=run, args=(work,), daemon=True).start()
 
     def _beat(self) -> None:
         while not self._ends.wait(_BEAT_S):
@@ -97,7 +72,103 @@ class GeneratorNode:
             }
             # The next one may reach it.
             with contextlib.suppress(courier.ServerGoneError, courier.CallTimeoutError):
-                self._buffer.beat(self._who, doing, self._threads)
+                if self._buffer.beat(self._who, doing, self._threads) and self._may_exit:
+                    os.write(2, b"it hangs, and starts again\n")  # streams may be locked
+                    os._exit(os.EX_TEMPFAIL)
+
+
+def serve_environment(buffer: Any, environment: T) -> T:
+    """Returns an environment, and shows that its node lives."""
+    _MemberNode(buffer, ENVIRONMENT)
+    return environment
+
+
+class GeneratorNode(_MemberNode):
+    """Makes rollouts, in threads of its own."""
+
+    _role = GENERATOR
+
+    def __init__(
+        self,
+        buffer: Any,
+        weights: WeightsClient,
+        worker: Any,
+        threads: int,
+        environments: Mapping[str, Any],
+    ) -> None:
+        super().__init__(buffer, self._role, threads)
+        self._give = buffer.give  # of any size
+        self._weights = weights
+        #: The user's object.
+        self._worker = worker
+        self._environments = environments
+        self._reading = threading.Lock()
+        self._params: Any = None
+        self._version = 0
+        for _ in range(threads):
+            self._spawn(self._work)
+
+    def _work(self) -> None:
+        try:
+            while not self._ends.is_set():
+                found = call_patiently(self._buffer.take, self._who, _POLL_S, stop=self._ends)
+                if found is not None:
+                    self._work_at(*found)
+        except courier.CallCancelledError:
+            pass  # the program stops
+
+    def _work_at(self, order: RolloutOrder, prompt: Any) -> None:
+        with self._lock:
+            self._held[order.token] = threading.get_ident(), time.monotonic()
+        try:
+            send = self._make(order, prompt)
+        except ForcedExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - it may succeed elsewhere
+            if not self._ends.is_set():  # else: as calls raise when the program stops
+                text = shortened("".join(traceback.format_exception(error)), _MOST_TEXT)
+                fault = _fault_of(error, order.environment)
+                call_patiently(self._buffer.fail, order.token, text, fault, stop=self._ends)
+        else:
+            call_patiently(send, stop=self._ends)
+        finally:
+            with self._lock:
+                del self._held[order.token]
+
+    def _make(self, order: RolloutOrder, prompt: Any) -> Callable[[], Any]:
+        """Makes what was ordered; returns a function that sends it."""
+        began_at = time.monotonic()
+        params, version = self._newest(order.version)
+        leased = [self._environments[order.environment]] if order.environment else []
+        value = courier.dumps(self._worker.generate(prompt, params, *leased))
+        made = MadeRollout(value, version, self._who.name, time.monotonic() - began_at)
+        return lambda: self._give(order.token, made)
+
+    def _newest(self, wanted: int) -> tuple[Any, int]:
+        """Returns weights that are new enough; all threads share them."""
+        with self._reading:
+            if self._version < wanted:
+                self._params, self._version = self._weights.get(self._version)
+            return self._params, self._version
+
+
+class RewardNode(GeneratorNode):
+    """Judges rollouts, in threads of its own."""
+
+    _role = REWARD
+
+    def _make(self, order: RolloutOrder, prompt: Any) -> Callable[[], Any]:
+        value = courier.dumps(self._worker.reward(prompt, pickle.loads(order.draft)))
+        return lambda: self._buffer.score(order.token, value)
+
+
+def _fault_of(error: BaseException, environment: str) -> str:
+    """Returns the fault of an environment, or of another node, as `RolloutBuffer.fail` takes it."""
+    if isinstance(error, courier.ServerGoneError):
+        return "lost"
+    if isinstance(error, courier.CallTimeoutError) and environment:
+        return "hangs" if str(error).startswith(environment) else ""
+    return ""
 
 
 def _doing(ident: int) -> str:

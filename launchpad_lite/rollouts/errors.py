@@ -18,7 +18,7 @@ class RolloutsError(LaunchpadError):
 
 
 class GeneratorsGoneError(RolloutsError, RuntimeError):
-    """A batch can never come: no generator is left, or all are held up. The message names them."""
+    """A batch can never come: no generator, environment or reward is left, or all are held up."""
 
 
 class ItemError(RolloutsError, ValueError):

@@ -446,7 +446,7 @@ class ReplayClient:
 class _StepWriter:
     """Gathers steps and items that refer to them, and sends each step once."""
 
-    def __init__(self, stream: Any, options: tuple[int, float | None], least: int) -> None:
+    def __init__(self, stream: _ItemStream, options: tuple[int, float | None], least: int) -> None:
         self._batch_size, self._timeout_s = options
         for number in (least, self._batch_size):
             check_number("a number of a writer", number, 1)

@@ -17,6 +17,7 @@ class Rollout(Generic[R]):
         version: The version of the weights that it was made with.
         generator: Name of the node that has made it.
         took_s: Seconds that `generate` took.
+        reward: What the reward has returned, if there are rewards.
 
     Example:
         for rollout in group.rollouts:
@@ -27,6 +28,7 @@ class Rollout(Generic[R]):
     version: int
     generator: str
     took_s: float
+    reward: Any = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class RolloutGroup(Generic[P, R]):
     def values(self) -> list[R]:
         """The values of the rollouts."""
         return [each.value for each in self.rollouts]
+
+    @property
+    def rewards(self) -> list[Any]:
+        """The rewards of the rollouts."""
+        return [each.reward for each in self.rollouts]
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,16 @@ from typing import Any
 import courier
 import launchpad_lite as lp
 from launchpad_lite.parts.settings import check_number
-from launchpad_lite.rollouts._buffer import BufferRules, CompleteGroup, HandedBatch
+from launchpad_lite.rollouts._buffer import (
+    ENVIRONMENT,
+    GENERATOR,
+    REWARD,
+    BufferRules,
+    CompleteGroup,
+    HandedBatch,
+)
 from launchpad_lite.rollouts._buffer_node import BufferNode, UnknownSessionError
-from launchpad_lite.rollouts._generating import GeneratorNode
+from launchpad_lite.rollouts._generating import GeneratorNode, RewardNode, serve_environment
 from launchpad_lite.rollouts._patience import SILENT_S, Lateness, call_patiently
 from launchpad_lite.rollouts._prompts import PromptOrder
 from launchpad_lite.rollouts.errors import RolloutsError
@@ -134,7 +141,13 @@ class RolloutsClient:
     def _group(self, group: CompleteGroup) -> RolloutGroup[Any, Any]:
         epoch, index = group.prompt.epoch, group.prompt.index
         made = [
-            Rollout(pickle.loads(each.payload), each.version, each.generator, each.took_s)
+            Rollout(
+                pickle.loads(each.payload),
+                each.version,
+                each.generator,
+                each.took_s,
+                None if each.reward is None else pickle.loads(each.reward),
+            )
             for each in group.rollouts
         ]
         return RolloutGroup(self._prompts[index], index, epoch, made, group.staleness)
@@ -221,6 +234,8 @@ class Rollouts:
         seed: int = 0,
         min_group_size: int | None = None,
         rollout_timeout_s: float | None = 600.0,
+        environment_timeout_s: float | None = 120.0,
+        reward_timeout_s: float | None = 120.0,
         max_attempts: int = 3,
         max_losses: int = 10,
         absence_s: float = 60.0,
@@ -242,9 +257,12 @@ class Rollouts:
                 by default with all only.
             rollout_timeout_s: Seconds after which a rollout is made again by another generator;
                 None: without limit.
+            environment_timeout_s: Seconds after which an environment that does not answer a call is given
+                up; None: without limit.
+            reward_timeout_s: The same for a reward.
             max_attempts: How often a rollout may raise or take too long; then its prompt is set aside.
-            max_losses: How often it may lose its generator.
-            absence_s: Seconds that a trainer waits when all generators are lost.
+            max_losses: How often it may lose its generator, or another node that it calls.
+            absence_s: Seconds that a trainer waits when all generators, environments or rewards are lost.
             refuse_nan: Whether `publish` refuses weights that have a NaN.
 
         Raises:
@@ -270,10 +288,15 @@ class Rollouts:
             raise ValueError(f"Rollouts: min_group_size is at most {group_size}, not {least}")
         if when_stale not in ("pace", "discard"):
             raise ValueError(f"Rollouts: when_stale is 'pace' or 'discard', not {when_stale!r}")
-        limit_s = math.inf if rollout_timeout_s is None else rollout_timeout_s
-        for name, seconds in (("rollout_timeout_s", limit_s), ("absence_s", absence_s)):
-            if not seconds > 0:
+        for name, seconds in (
+            ("rollout_timeout_s", rollout_timeout_s),
+            ("environment_timeout_s", environment_timeout_s),
+            ("reward_timeout_s", reward_timeout_s),
+            ("absence_s", absence_s),
+        ):
+            if seconds is not None and not seconds > 0:
                 raise ValueError(f"Rollouts: {name} is above 0, not {seconds}")
+        self._environment_timeout_s = environment_timeout_s
         self._prompts = prompts
         self._order = PromptOrder(len(prompts), epochs, shuffle, seed)
         self._refuse_nan = refuse_nan
@@ -282,7 +305,8 @@ class Rollouts:
             least,
             max_staleness,
             when_stale == "discard",
-            limit_s,
+            math.inf if rollout_timeout_s is None else rollout_timeout_s,
+            math.inf if reward_timeout_s is None else reward_timeout_s,
             max_attempts,
             max_losses,
             absence_s,
@@ -295,44 +319,77 @@ class Rollouts:
         generator: "Callable[[], Any] | lp.Deferred[Any]",
         generators: int,
         threads: int = 1,
+        environment: "Callable[[], Any] | lp.Deferred[Any] | None" = None,
+        environments: int = 1,
+        reward: "Callable[[], Any] | lp.Deferred[Any] | None" = None,
+        rewards: int = 1,
         label: str = "rollouts",
     ) -> RolloutsHandle:
         """Adds the buffer, the weights and the generators to a program; returns a handle for the trainer.
 
-        Launch with `restart={"generator": "on_failure"}` to have generators come back that are lost.
+        An environment is a node that a rollout has for itself while it is made. A reward judges
+        rollouts that are made, while generators make others. Launch with
+        `restart={"generator": "on_failure", "environment": "on_failure", "reward": "on_failure"}` to
+        have those come back that are lost, or hang.
 
         Args:
             program: What to add them to.
             generator: The class of the user's generators, with `generate(prompt, weights)`; with
-                arguments as `lp.Deferred(Generator, environment)`. Each generator has one object of it.
+                arguments as `lp.Deferred(Generator, 0.7)`. Each generator has one object of it.
             generators: How many.
             threads: How many rollouts a generator makes at the same time, by threads that share its
                 object.
-            label: Of the buffer; the others are "weights" and "generator". With another label, these
-                begin with it, as "play_generator".
+            environment: Class of environments, or None: a client of one is the third argument of
+                `generate`. With arguments as for `generator`.
+            environments: How many.
+            reward: Class of rewards, with `reward(prompt, rollout)`, or None. What it returns is in
+                `Rollout.reward`. With arguments as for `generator`.
+            rewards: How many.
+            label: Of the buffer; the others are "weights", "generator", "environment" and "reward".
+                With another label, these begin with it, as "play_generator".
 
         Raises:
             ValueError: A number is below 1, or the program has such a group.
-            TypeError: `generator` is no class, or a number is none.
+            TypeError: `generator` or another one is no class, or a number is none.
         """
-        check_number("Rollouts: generators", generators, 1)
+        prefix = "" if label == "rollouts" else f"{label}_"
         check_number("Rollouts: threads", threads, 1)
-        made = generator if isinstance(generator, lp.Deferred) else lp.Deferred(generator)
-        if not callable(getattr(made.constructor, "generate", None)):
-            raise TypeError(f"{made.constructor!r} has no generate(prompt, weights)")
-        of_weights, of_generators = "weights", "generator"
-        if label != "rollouts":
-            of_weights, of_generators = f"{label}_weights", f"{label}_generator"
-        for each in (label, of_weights, of_generators):
+        given = {
+            GENERATOR: (generator, generators, "generate(prompt, weights)"),
+            ENVIRONMENT: (environment, environments, ""),
+            REWARD: (reward, rewards, "reward(prompt, rollout)"),
+        }
+        made: dict[str, lp.Deferred[Any]] = {}
+        counts: dict[str, int] = {}
+        for role, (constructor, count, method) in given.items():
+            if constructor is None:
+                continue
+            check_number(f"Rollouts: {role}s", count, 1)
+            one = constructor if isinstance(constructor, lp.Deferred) else lp.Deferred(constructor)
+            if method and not callable(getattr(one.constructor, method.partition("(")[0], None)):
+                raise TypeError(f"{one.constructor!r} has no {method}")
+            made[role], counts[role] = one, count
+        for each in (label, f"{prefix}weights", *(f"{prefix}{role}" for role in made)):
             if each in program.groups:
                 raise ValueError(f"the program has a group {each!r}; give another label=")
-        weights = Weights(refuse_nan=self._refuse_nan).add_to(program, label=of_weights)
-        rules = self._rules._replace(generators=generators)
+        weights = Weights(refuse_nan=self._refuse_nan).add_to(program, label=f"{prefix}weights")
+        rules = self._rules._replace(members=counts)
         node = lp.CourierNode(BufferNode, self._prompts, self._order, rules)
         buffer = program.add_node(node, label=label)
-        with program.group(of_generators):
-            for _ in range(generators):
-                program.add_node(lp.CourierNode(GeneratorNode, buffer, weights, made, threads))
+        leased: dict[str, Any] = {}
+        for _ in range(counts.get(ENVIRONMENT, 0)):
+            serving = lp.CourierNode(
+                serve_environment,
+                buffer,
+                made[ENVIRONMENT],
+                courier_client_kwargs={"call_timeout_s": self._environment_timeout_s},
+            )
+            group = f"{prefix}{ENVIRONMENT}"
+            leased[f"{group}[{len(leased)}]"] = program.add_node(serving, label=group)
+        for role, work in ((GENERATOR, GeneratorNode), (REWARD, RewardNode)):
+            for _ in range(counts.get(role, 0)):
+                new = lp.CourierNode(work, buffer, weights, made[role], threads, leased)
+                program.add_node(new, label=f"{prefix}{role}")
         handle = RolloutsHandle(RolloutsClient, self._prompts, buffer, weights)
         handle.weights = weights
         return handle

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from launchpad_lite.rollouts._buffer import (
+    ENVIRONMENT,
+    GENERATOR,
+    REWARD,
     BufferRules,
-    GeneratorLife,
     MadeRollout,
+    MemberLife,
     RolloutBuffer,
     RolloutOrder,
 )
@@ -40,8 +43,8 @@ class _Desk:
         self.number = 0
         self.buffer.begin("trainer", groups, 1, None)
 
-    def take(self, generator: str = "g") -> RolloutOrder | None:
-        return self.buffer.take(GeneratorLife(generator, "1"), self.now)
+    def take(self, name: str = "g", role: str = GENERATOR) -> RolloutOrder | None:
+        return self.buffer.take(MemberLife(name, "1", role), self.now)
 
     def make(self, generator: str = "g") -> RolloutOrder:
         order = self.take(generator)
@@ -59,8 +62,11 @@ class _Desk:
         return None if batch is None else [each.prompt.index for each in batch.groups]
 
     def beat(self, generator: str, *held: str) -> None:
-        life = GeneratorLife(generator, "1")
+        life = MemberLife(generator, "1")
         self.buffer.note(life, self.now, dict.fromkeys(held, ""))
+
+    def note(self, name: str, role: str, life: str = "1", *held: str) -> bool:
+        return self.buffer.note(MemberLife(name, life, role), self.now, dict.fromkeys(held, ""))
 
     def pass_s(self, seconds: float, **held: str) -> None:
         """Lets time pass, in which these generators say that they make something."""
@@ -135,7 +141,9 @@ def test_generators_that_are_busy_with_what_is_not_wanted_may_finish_it() -> Non
     desk.make()
     assert desk.prompts() == [0]
     desk.pass_s(2, g="of an earlier life of the buffer")
-    with pytest.raises(GeneratorsGoneError, match="g all work at one for more than 15 s"):
+    with pytest.raises(
+        GeneratorsGoneError, match="no generator goes on: g all work at one rollout for too long"
+    ):
         desk.hand_out()
 
 
@@ -155,7 +163,7 @@ def test_a_slot_goes_to_generators_that_have_not_failed_at_it() -> None:
     desk.beat("other")
     order = desk.take("broken")
     assert order is not None
-    desk.buffer.fail(order.token, "an error")
+    desk.buffer.fail(order.token, "an error", desk.now)
     assert desk.take("broken") is None
     assert desk.make("other").prompt == order.prompt
 
@@ -163,7 +171,7 @@ def test_a_slot_goes_to_generators_that_have_not_failed_at_it() -> None:
 def test_prompts_that_fail_one_after_the_other_are_an_error_until_it_begins_again() -> None:
     desk = _Desk(100, max_attempts=1)
     while (order := desk.take()) is not None:
-        desk.buffer.fail(order.token, "an error")
+        desk.buffer.fail(order.token, "an error", desk.now)
     with pytest.raises(PromptsFailedError, match=r"3 prompts, one after the other, .*an error"):
         desk.hand_out()
     desk.buffer.begin("trainer", 1, 1, None)
@@ -178,6 +186,126 @@ def test_a_trainer_without_a_state_gets_that_of_the_buffer_for_the_case_that_it_
     after = _Desk(3, max_staleness=0)
     after.buffer.begin("another trainer", 1, 3, state)
     assert after.make().prompt.index == 1
+
+
+# Environments and rewards
+
+_WITH_ENVIRONMENTS = {GENERATOR: 2, ENVIRONMENT: 2}
+_WITH_REWARDS = {GENERATOR: 1, REWARD: 2}
+
+
+def test_an_environment_is_leased_to_one_rollout_until_its_generator_lets_go() -> None:
+    desk = _Desk(9, max_staleness=5, members=_WITH_ENVIRONMENTS, rollout_timeout_s=20.0)
+    assert desk.take() is None
+    assert desk.hand_out() is None
+    assert "none of 2 environments is there" in desk.buffer.waits(desk.now)
+    desk.note("e0", ENVIRONMENT)
+    order = desk.take()
+    assert order is not None
+    assert order.environment == "e0"
+    for _ in range(25):  # the rollout is given up, and its generator does not know that
+        desk.pass_s(1, g=order.token)
+        desk.note("e0", ENVIRONMENT)
+        assert desk.take("other") is None
+    assert "rollout 0 waits for a free environment" in desk.buffer.waits(desk.now)
+    desk.buffer.give(order.token, made(order))
+    assert desk.make("other").environment == "e0"
+
+
+def test_an_environment_that_hangs_is_not_leased_again_before_its_next_life() -> None:
+    desk = _Desk(9, max_staleness=5, members=_WITH_ENVIRONMENTS, absence_s=30.0)
+    assert not desk.note("e0", ENVIRONMENT)
+    first = desk.take()
+    assert first is not None
+    assert desk.buffer.fail(first.token, "no answer", desk.now, "hangs") == "e0"
+    assert desk.note("e0", ENVIRONMENT)  # it is to start again
+    assert desk.take() is None
+    assert not desk.note("e1", ENVIRONMENT)
+    second = desk.take()
+    assert second is not None
+    assert (second.prompt, second.environment) == (first.prompt, "e1")
+    assert not desk.note("e0", ENVIRONMENT, "2")
+    assert desk.make("other").environment == "e0"
+    desk.buffer.give(second.token, made(second))
+    for name, life in (("e0", "2"), ("e1", "1")):
+        desk.note(name, ENVIRONMENT, life)
+        order = desk.take()
+        assert order is not None
+        desk.buffer.fail(order.token, "no answer", desk.now, "hangs")
+    desk.prompts(), desk.prompts()
+    for _ in range(29):
+        desk.pass_s(1, g="")
+        desk.note("e0", ENVIRONMENT, "2")
+        desk.note("e1", ENVIRONMENT)
+        assert desk.hand_out() is None
+    desk.pass_s(1, g="")
+    with pytest.raises(GeneratorsGoneError, match="no environment goes on: e0, e1"):
+        desk.hand_out()
+
+
+def test_what_a_lost_environment_held_up_is_made_again_and_is_no_failure() -> None:
+    desk = _Desk(1, members=_WITH_ENVIRONMENTS, max_attempts=1)
+    desk.note("e0", ENVIRONMENT)
+    first = desk.take()
+    assert first is not None
+    desk.note("e0", ENVIRONMENT, "2")  # it has started again
+    second = desk.take("other")
+    assert second is not None
+    assert second.prompt == first.prompt
+    desk.buffer.fail(first.token, "it is gone", desk.now, "lost")  # late
+    desk.buffer.fail(second.token, "another node is gone", desk.now, "lost")
+    desk.make()
+    assert desk.prompts() == [0]
+
+
+def test_a_buffer_that_has_started_again_hears_who_has_an_environment() -> None:
+    before, desk = (_Desk(9, members=_WITH_ENVIRONMENTS) for _ in range(2))
+    before.note("e0", ENVIRONMENT)
+    order = before.take()
+    assert order is not None
+    desk.note("e0", ENVIRONMENT)
+    desk.beat("g", order.token)
+    assert desk.take("other") is None
+    desk.beat("g")
+    desk.pass_s(6, other="")
+    desk.note("e0", ENVIRONMENT)
+    assert desk.take("other") is not None
+
+
+def test_a_rollout_waits_for_its_reward_while_the_generator_makes_another_one() -> None:
+    desk = _Desk(9, max_staleness=5, members=_WITH_REWARDS)
+    first = desk.make()
+    assert desk.take("r", REWARD) is not None
+    assert desk.take("r", REWARD) is None
+    desk.make()
+    second = desk.take("r", REWARD)
+    assert second is not None
+    assert second.draft == (second.prompt, 0)
+    assert desk.prompts() is None
+    desk.buffer.score(second.token, 0.5)
+    desk.buffer.score(second.token, 0.6)  # twice
+    assert not desk.buffer.give(first.token, made(first))
+    batch = desk.hand_out()
+    assert [(g.prompt.index, g.rollouts[0].reward) for g in batch.groups] == [(1, 0.5)]
+
+
+def test_a_reward_that_takes_too_long_starts_again_while_another_one_judges() -> None:
+    desk = _Desk(9, members=_WITH_REWARDS, reward_timeout_s=10.0)
+    desk.make()
+    slow = desk.take("r0", REWARD)
+    assert slow is not None
+    for _ in range(9):
+        desk.pass_s(1)
+        desk.note("r1", REWARD)
+        assert not desk.note("r0", REWARD, "1", slow.token)
+    desk.pass_s(1)
+    assert desk.note("r0", REWARD, "1", slow.token)
+    assert desk.take("r0", REWARD) is None
+    again = desk.take("r1", REWARD)
+    assert again is not None
+    assert again.draft == slow.draft
+    desk.buffer.score(again.token, 1.0)
+    assert desk.prompts() == [0]
 
 
 @pytest.mark.parametrize("seed", range(_SEEDS))
@@ -197,17 +325,27 @@ class _Story:
             rng.randint(0, 3),
             discards=rng.random() < 0.3,
             rollout_timeout_s=30.0,
+            reward_timeout_s=30.0,
             max_attempts=3,
             max_losses=3,
+            members={
+                GENERATOR: rng.randint(1, 4),
+                **({ENVIRONMENT: rng.randint(1, 3)} if rng.random() < 0.4 else {}),
+                **({REWARD: rng.randint(1, 2)} if rng.random() < 0.4 else {}),
+            },
         )
         self.count, self.epochs = rng.randint(1, 12), rng.randint(1, 2)
         self.groups = rng.randint(1, 4)
         self.buffer = self.new_buffer()
         self.now = 0.0
         self.version = 1
-        self.lives: dict[str, int] = {f"g{index}": 0 for index in range(rng.randint(1, 4))}
+        self.lives: dict[str, int] = {
+            f"{role}[{index}]": 0
+            for role, count in self.rules.members.items()
+            for index in range(count)
+        }
         #: What generators have, and what they have sent before.
-        self.held: list[tuple[GeneratorLife, RolloutOrder]] = []
+        self.held: list[tuple[MemberLife, RolloutOrder]] = []
         self.sent: list[RolloutOrder] = []
         self.session, self.number = "s0", 0
         self.trained: collections.Counter[PromptRef] = collections.Counter()
@@ -229,10 +367,11 @@ class _Story:
             if self.is_over:
                 break
             self.pass_time(0.1)
+            self.beat()
             for name in self.lives:
                 self.take(name)
-            for generator, order in self.held:
-                self.buffer.give(order.token, made(order, generator.name))
+            for member, order in self.held:
+                self.finish(member, order)
             self.held.clear()
             self.read()
             if not self.waits:
@@ -249,37 +388,54 @@ class _Story:
         self.buffer.tick(self.now)
 
     def take(self, name: str | None = None) -> None:
-        name = name or self.rng.choice(list(self.lives))
-        generator = GeneratorLife(name, str(self.lives[name]))
-        if (order := self.buffer.take(generator, self.now)) is not None:
+        member = self.life(name or self.rng.choice(list(self.lives)))
+        if member.role == ENVIRONMENT:
+            return
+        if (order := self.buffer.take(member, self.now)) is not None:
             assert order.version == self.version
-            self.held.append((generator, order))
+            assert bool(order.environment) == (
+                member.role == GENERATOR and ENVIRONMENT in self.rules.members
+            )
+            self.held.append((member, order))
+
+    def life(self, name: str) -> MemberLife:
+        return MemberLife(name, str(self.lives[name]), name.partition("[")[0])
+
+    def finish(self, member: MemberLife, order: RolloutOrder) -> None:
+        if member.role == REWARD:
+            assert order.draft == (order.prompt, order.rollout)
+            self.buffer.score(order.token, order.draft)
+        else:
+            self.buffer.give(order.token, made(order, member.name))
 
     def give(self) -> None:
         if self.held:
-            generator, order = self.held.pop(self.rng.randrange(len(self.held)))
-            self.buffer.give(order.token, made(order, generator.name))
+            member, order = self.held.pop(self.rng.randrange(len(self.held)))
+            self.finish(member, order)
             self.sent.append(order)
 
     def give_twice(self) -> None:
         if self.sent:
             order = self.rng.choice(self.sent)
             assert not self.buffer.give(order.token, made(order))
+            self.buffer.score(order.token, "twice")
 
     def fail(self) -> None:
         if self.held and self.rng.random() < 0.2:
-            self.buffer.fail(self.held.pop()[1].token, "an error")
+            fault = self.rng.choice(["", "lost", "hangs"])
+            self.buffer.fail(self.held.pop()[1].token, "an error", self.now, fault)
 
-    def start_again(self) -> None:
-        name = self.rng.choice(list(self.lives))
+    def start_again(self, name: str = "") -> None:
+        name = name or self.rng.choice(list(self.lives))
         self.lives[name] += 1
-        self.buffer.note(GeneratorLife(name, str(self.lives[name])), self.now)
+        self.buffer.note(self.life(name), self.now)
 
     def beat(self) -> None:
-        for name, life in self.lives.items():
-            generator = GeneratorLife(name, str(life))
-            held = {order.token: "" for each, order in self.held if each == generator}
-            self.buffer.note(generator, self.now, held)
+        for name in self.lives:
+            member = self.life(name)
+            held = {order.token: "" for each, order in self.held if each == member}
+            if self.buffer.note(member, self.now, held):
+                self.start_again(name)
 
     def read(self) -> None:
         if self.is_over:
@@ -305,6 +461,8 @@ class _Story:
             assert group.staleness <= self.rules.max_staleness
             places = [each.payload[1] for each in group.rollouts]
             assert {each.payload[0] for each in group.rollouts} == {group.prompt}
+            if REWARD in self.rules.members:
+                assert all(each.reward == each.payload for each in group.rollouts)
             assert len(places) == len(set(places)) >= self.rules.min_group_size
             self.trained[group.prompt] += 1
             self.batch.append(group.prompt)
