@@ -63,16 +63,18 @@ class RolloutOrder(NamedTuple):
     version: int  # the oldest version of the weights that will do
     environment: str = ""
     draft: Any = None  # the payload, for a reward
+    parts: Sequence[Any] = ()  # payloads of those that were made before
 
 
 class MadeRollout(NamedTuple):
     """A rollout as its generator sends it."""
 
-    payload: Any  # opaque here
+    payload: Any  # opaque here; with parts, a list of theirs
     version: int
     generator: str
     took_s: float
     reward: Any = None  # opaque as well
+    versions: Sequence[int] = ()  # of the parts
 
 
 class CompleteGroup(NamedTuple):
@@ -99,6 +101,7 @@ class BufferRules(NamedTuple):
     min_group_size: int
     max_staleness: int
     discards: bool = False
+    partial: bool = False
     rollout_timeout_s: float = math.inf
     reward_timeout_s: float = math.inf
     max_attempts: int = 3
@@ -116,6 +119,8 @@ class _Lease:
     begun_at: float
     deadline_at: float
     environment: str
+    #: Parts that were made before.
+    parts: int
     #: What the holder does for it now, for people.
     doing: str = ""
 
@@ -123,6 +128,8 @@ class _Lease:
 @dataclass(slots=True, eq=False)
 class _Slot:
     lease: _Lease | None = None
+    #: Payloads of the parts that were made, and their versions.
+    parts: list[tuple[Any, int]] = field(default_factory=list)
     #: A rollout that waits for its reward.
     draft: MadeRollout | None = None
     made: MadeRollout | None = None
@@ -268,14 +275,14 @@ class RolloutBuffer:
         group, slot, place = found
         token = f"{secrets.token_hex(8)}@{environment}"
         deadline_at = now + self._limits_s[member.role]
-        slot.lease = _Lease(token, member.name, now, deadline_at, environment)
+        slot.lease = _Lease(token, member.name, now, deadline_at, environment, len(slot.parts))
         self._attempts[token] = group, slot
         self._members[member.name].held[token] = now
         if environment:
             self._members[environment].attempt = token
             self._members[environment].leased_at = now
-        draft = slot.draft and slot.draft.payload
-        return RolloutOrder(token, group.prompt, place, self._version, environment, draft)
+        more = slot.draft and slot.draft.payload, [payload for payload, _ in slot.parts]
+        return RolloutOrder(token, group.prompt, place, self._version, environment, *more)
 
     def _free_environment(self, now: float) -> str | None:
         """Returns one that no attempt has; empty if rollouts need none, None if there is none."""
@@ -289,14 +296,33 @@ class RolloutBuffer:
                     return name
         return None
 
+    def add(self, token: str, number: int, payload: Any, version: int) -> int:
+        """Takes a part of a rollout; returns the version that the next one needs, 0 if none is wanted.
+
+        The number of the part in the rollout tells whether it has come before.
+        """
+        for _, slot, _ in self._leases(token):
+            if number == len(slot.parts):
+                slot.parts.append((payload, version))
+            return self._version
+        return 0
+
     def give(self, token: str, made: MadeRollout) -> bool:
         """Takes a rollout from a generator; returns whether it is used."""
+        is_given_up = self._rules.partial and not any(
+            self._leases(token)
+        )  # its parts may be others'
         group, slot = self._attempts.get(token, (None, None))
         self._forget_attempt(token)
-        if group is None or slot is None or slot.is_settled or slot.draft is not None:
+        is_late = slot is None or slot.is_settled or slot.draft is not None
+        if group is None or slot is None or is_late or is_given_up:
             self._late += 1
             return False
         slot.lease = None
+        if self._rules.partial:
+            payloads, versions = [each for each, _ in slot.parts], [each for _, each in slot.parts]
+            made = made._replace(payload=payloads, versions=versions)
+            slot.parts = []
         if REWARD in self._rules.members:
             slot.draft = made
             self._push(group, slot)
@@ -484,6 +510,8 @@ class RolloutBuffer:
         if sum(each.made is not None for each in group.slots) >= self._rules.min_group_size:
             slot.errors.append(error)
             self._drop(group, slot)
+        elif len(slot.parts) > lease.parts:  # it is only long
+            self._free_again(group, slot)
         else:
             self._retry(group, slot, lease.holder, error)
 

@@ -82,6 +82,10 @@ class BufferNode:
                 return None
 
     @courier.idempotent
+    async def add(self, token: str, number: int, payload: Any, version: int) -> int:
+        return self._buffer.add(token, number, payload, version)
+
+    @courier.idempotent
     async def give(self, token: str, made: MadeRollout) -> bool:
         is_used = self._buffer.give(token, made)
         if self._has_others:

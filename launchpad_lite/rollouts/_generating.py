@@ -95,9 +95,12 @@ class GeneratorNode(_MemberNode):
         worker: Any,
         threads: int,
         environments: Mapping[str, Any],
+        *,
+        partial: bool,
     ) -> None:
         super().__init__(buffer, self._role, threads)
-        self._give = buffer.give  # of any size
+        self._give, self._add = buffer.give, buffer.add  # of any size
+        self._partial = partial
         self._weights = weights
         #: The user's object.
         self._worker = worker
@@ -138,11 +141,32 @@ class GeneratorNode(_MemberNode):
     def _make(self, order: RolloutOrder, prompt: Any) -> Callable[[], Any]:
         """Makes what was ordered; returns a function that sends it."""
         began_at = time.monotonic()
-        params, version = self._newest(order.version)
         leased = [self._environments[order.environment]] if order.environment else []
-        value = courier.dumps(self._worker.generate(prompt, params, *leased))
+        if self._partial:
+            value, version = None, self._make_parts(order, prompt, *leased)
+            if not version:
+                return lambda: self._buffer.fail(order.token, "given up")  # lets go of it
+        else:
+            params, version = self._newest(order.version)
+            value = courier.dumps(self._worker.generate(prompt, params, *leased))
         made = MadeRollout(value, version, self._who.name, time.monotonic() - began_at)
         return lambda: self._give(order.token, made)
+
+    def _make_parts(self, order: RolloutOrder, prompt: Any, *leased: Any) -> int:
+        """Sends parts until there is none left; returns the last version, 0 if it was given up."""
+        parts: list[Any] = loaded(list(order.parts))
+        wanted: int | None = order.version
+        while wanted:
+            params, version = self._newest(wanted)
+            for part in self._worker.generate(prompt, params, *leased, list(parts)):
+                sent = order.token, len(parts), courier.dumps(part), version
+                parts.append(part)
+                wanted = call_patiently(self._add, *sent, stop=self._ends)
+                if not wanted or wanted > version:
+                    break  # others go on, or this one does with newer weights
+            else:
+                return version
+        return 0
 
     def _newest(self, wanted: int) -> tuple[Any, int]:
         """Returns weights that are new enough; all threads share them."""
@@ -158,8 +182,13 @@ class RewardNode(GeneratorNode):
     _role = REWARD
 
     def _make(self, order: RolloutOrder, prompt: Any) -> Callable[[], Any]:
-        value = courier.dumps(self._worker.reward(prompt, pickle.loads(order.draft)))
+        value = courier.dumps(self._worker.reward(prompt, loaded(order.draft)))
         return lambda: self._buffer.score(order.token, value)
+
+
+def loaded(payload: Any) -> Any:
+    """Returns the value of a payload, or a list of the values of parts."""
+    return list(map(pickle.loads, payload)) if isinstance(payload, list) else pickle.loads(payload)
 
 
 def _fault_of(error: BaseException, environment: str) -> str:

@@ -13,11 +13,12 @@ class Rollout(Generic[R]):
     """One rollout.
 
     Attributes:
-        value: What `generate` has returned.
-        version: The version of the weights that it was made with.
-        generator: Name of the node that has made it.
+        value: What `generate` has returned; a list of what it has yielded, if rollouts have parts.
+        version: The version of the weights that it was made with; of its oldest part.
+        generator: Name of the node that has made it, or its end.
         took_s: Seconds that `generate` took.
         reward: What the reward has returned, if there are rewards.
+        versions: The version of each part, or the one.
 
     Example:
         for rollout in group.rollouts:
@@ -29,6 +30,7 @@ class Rollout(Generic[R]):
     generator: str
     took_s: float
     reward: Any = None
+    versions: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

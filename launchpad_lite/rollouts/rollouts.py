@@ -1,8 +1,8 @@
 """Rollouts of a reinforcement learner: generators make them, a trainer gets them in batches."""
 
+import inspect
 import logging
 import math
-import pickle
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from launchpad_lite.rollouts._buffer import (
     HandedBatch,
 )
 from launchpad_lite.rollouts._buffer_node import BufferNode, UnknownSessionError
-from launchpad_lite.rollouts._generating import GeneratorNode, RewardNode, serve_environment
+from launchpad_lite.rollouts._generating import GeneratorNode, RewardNode, loaded, serve_environment
 from launchpad_lite.rollouts._patience import SILENT_S, Lateness, call_patiently
 from launchpad_lite.rollouts._prompts import PromptOrder
 from launchpad_lite.rollouts.errors import RolloutsError
@@ -142,11 +142,12 @@ class RolloutsClient:
         epoch, index = group.prompt.epoch, group.prompt.index
         made = [
             Rollout(
-                pickle.loads(each.payload),
-                each.version,
+                loaded(each.payload),
+                min(each.versions, default=each.version),
                 each.generator,
                 each.took_s,
-                None if each.reward is None else pickle.loads(each.reward),
+                None if each.reward is None else loaded(each.reward),
+                each.versions or [each.version],
             )
             for each in group.rollouts
         ]
@@ -233,6 +234,7 @@ class Rollouts:
         shuffle: bool = True,
         seed: int = 0,
         min_group_size: int | None = None,
+        partial: bool = False,
         rollout_timeout_s: float | None = 600.0,
         environment_timeout_s: float | None = 120.0,
         reward_timeout_s: float | None = 120.0,
@@ -255,6 +257,9 @@ class Rollouts:
             seed: Of these orders.
             min_group_size: A group may go on with so many rollouts if others take too long or fail;
                 by default with all only.
+            partial: Whether rollouts are made in parts: `generate(prompt, weights, parts)` gets those that
+                were made before, and yields the others. A rollout that is cut, by a limit of time, a
+                lost generator or new weights, goes on with its parts and the newest weights.
             rollout_timeout_s: Seconds after which a rollout is made again by another generator;
                 None: without limit.
             environment_timeout_s: Seconds after which an environment that does not answer a call is given
@@ -305,6 +310,7 @@ class Rollouts:
             least,
             max_staleness,
             when_stale == "discard",
+            partial,
             math.inf if rollout_timeout_s is None else rollout_timeout_s,
             math.inf if reward_timeout_s is None else reward_timeout_s,
             max_attempts,
@@ -369,6 +375,9 @@ class Rollouts:
             if method and not callable(getattr(one.constructor, method.partition("(")[0], None)):
                 raise TypeError(f"{one.constructor!r} has no {method}")
             made[role], counts[role] = one, count
+        generate = made[GENERATOR].constructor.generate  # type: ignore[attr-defined]
+        if self._rules.partial and not inspect.isgeneratorfunction(generate):
+            raise TypeError(f"partial=True: {generate!r} does not yield parts")
         for each in (label, f"{prefix}weights", *(f"{prefix}{role}" for role in made)):
             if each in program.groups:
                 raise ValueError(f"the program has a group {each!r}; give another label=")
@@ -388,7 +397,8 @@ class Rollouts:
             leased[f"{group}[{len(leased)}]"] = program.add_node(serving, label=group)
         for role, work in ((GENERATOR, GeneratorNode), (REWARD, RewardNode)):
             for _ in range(counts.get(role, 0)):
-                new = lp.CourierNode(work, buffer, weights, made[role], threads, leased)
+                arguments = buffer, weights, made[role], threads, leased
+                new = lp.CourierNode(work, *arguments, partial=self._rules.partial)
                 program.add_node(new, label=f"{prefix}{role}")
         handle = RolloutsHandle(RolloutsClient, self._prompts, buffer, weights)
         handle.weights = weights

@@ -43,8 +43,8 @@ class _Desk:
         self.number = 0
         self.buffer.begin("trainer", groups, 1, None)
 
-    def take(self, name: str = "g", role: str = GENERATOR) -> RolloutOrder | None:
-        return self.buffer.take(MemberLife(name, "1", role), self.now)
+    def take(self, name: str = "g", role: str = GENERATOR, life: str = "1") -> RolloutOrder | None:
+        return self.buffer.take(MemberLife(name, life, role), self.now)
 
     def make(self, generator: str = "g") -> RolloutOrder:
         order = self.take(generator)
@@ -308,6 +308,46 @@ def test_a_reward_that_takes_too_long_starts_again_while_another_one_judges() ->
     assert desk.prompts() == [0]
 
 
+# Parts
+
+
+def test_a_rollout_that_is_cut_goes_on_with_its_parts_and_newer_weights() -> None:
+    desk = _Desk(9, partial=True, max_attempts=1, rollout_timeout_s=20.0)
+    first = desk.take()
+    assert first is not None
+    assert desk.buffer.add(first.token, 0, "a", 1) == 1
+    assert desk.buffer.add(first.token, 0, "a", 1) == 1  # twice
+    desk.buffer.published("trainer", 2)
+    assert desk.buffer.add(first.token, 1, "b", 1) == 2
+    desk.pass_s(20, g=first.token)
+    assert desk.buffer.add(first.token, 2, "c", 2) == 0  # it has had its time
+    second = desk.take("other")
+    assert second is not None
+    assert (second.prompt, second.version, second.parts) == (first.prompt, 2, ["a", "b"])
+    assert not desk.buffer.give(first.token, made(first))
+    desk.buffer.add(second.token, 2, "d", 2)
+    desk.buffer.note(MemberLife("other", "2"), desk.now)  # it is lost
+    third = desk.take("other", life="2")
+    assert third is not None
+    assert third.parts == ["a", "b", "d"]
+    desk.buffer.give(third.token, made(third))
+    (group,) = desk.hand_out().groups
+    (rollout,) = group.rollouts
+    assert (rollout.payload, rollout.versions) == (["a", "b", "d"], [1, 1, 2])
+
+
+def test_a_rollout_without_a_new_part_in_its_time_has_failed() -> None:
+    desk = _Desk(1, partial=True, max_attempts=2, rollout_timeout_s=10.0)
+    for name in ("g", "other", "another"):
+        order = desk.take(name)
+        assert order is not None
+        if name == "g":
+            desk.buffer.add(order.token, 0, "a", 1)
+        desk.pass_s(10, **{name: order.token})
+    with pytest.raises(PromptsFailedError, match="another: it took longer than"):
+        desk.hand_out()
+
+
 @pytest.mark.parametrize("seed", range(_SEEDS))
 def test_whatever_happens_each_prompt_is_trained_once_within_the_bound(seed: int) -> None:
     _Story(random.Random(seed)).run()
@@ -324,6 +364,7 @@ class _Story:
             rng.randint(1, size),
             rng.randint(0, 3),
             discards=rng.random() < 0.3,
+            partial=rng.random() < 0.3,
             rollout_timeout_s=30.0,
             reward_timeout_s=30.0,
             max_attempts=3,
@@ -403,10 +444,23 @@ class _Story:
 
     def finish(self, member: MemberLife, order: RolloutOrder) -> None:
         if member.role == REWARD:
-            assert order.draft == (order.prompt, order.rollout)
-            self.buffer.score(order.token, order.draft)
+            one = order.prompt, order.rollout
+            drafts = order.draft if self.rules.partial else [order.draft]
+            assert set(drafts) <= {one}
+            self.buffer.score(order.token, one)
         else:
+            self.add(order)
             self.buffer.give(order.token, made(order, member.name))
+
+    def add(self, order: RolloutOrder | None = None) -> None:
+        """A part is made: the next one of those that it knows of, or one that is late or doubled."""
+        if not self.rules.partial or not (order or self.held):
+            return
+        is_last = order is not None
+        order = order or self.rng.choice(self.held)[1]
+        if order.draft is None:
+            number = len(order.parts) + (0 if is_last else self.rng.choice([0, 0, 1]))
+            self.buffer.add(order.token, number, (order.prompt, order.rollout), order.version)
 
     def give(self) -> None:
         if self.held:
@@ -459,10 +513,14 @@ class _Story:
         assert self.is_over or len(batch.groups) == self.groups or self.ends_with(batch.groups)
         for group in batch.groups:
             assert group.staleness <= self.rules.max_staleness
-            places = [each.payload[1] for each in group.rollouts]
-            assert {each.payload[0] for each in group.rollouts} == {group.prompt}
-            if REWARD in self.rules.members:
-                assert all(each.reward == each.payload for each in group.rollouts)
+            places = []
+            for each in group.rollouts:
+                parts = each.payload if self.rules.partial else [each.payload]
+                ((prompt, place),) = set(parts)  # none of another rollout
+                assert prompt == group.prompt
+                assert REWARD not in self.rules.members or each.reward == (prompt, place)
+                assert len(each.versions) == (len(parts) if self.rules.partial else 0)
+                places.append(place)
             assert len(places) == len(set(places)) >= self.rules.min_group_size
             self.trained[group.prompt] += 1
             self.batch.append(group.prompt)
@@ -516,6 +574,7 @@ class _Story:
         *[give] * 6,
         give_twice,
         fail,
+        *[add] * 2,
         start_again,
         *[beat] * 3,
         *[read] * 3,

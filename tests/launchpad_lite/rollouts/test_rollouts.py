@@ -415,6 +415,33 @@ def test_a_reward_needs_its_method() -> None:
         )
 
 
+class Writer:
+    """Writes up to a number, in parts, and says which weights it sees."""
+
+    def generate(self, prompt: int, weights: Any, parts: list[Any]) -> Any:
+        for number in range(len(parts), prompt):
+            time.sleep(0.002)
+            yield number, float(weights["w"][0])
+
+
+def test_a_rollout_in_parts_goes_on_with_newer_weights() -> None:
+    told = run(
+        rollouts.Rollouts([2, *[40] * 3, *[1] * 20], max_staleness=8, partial=True, shuffle=False),
+        Writer,
+        groups=1,
+    )
+    assert trained(told) == dict.fromkeys(range(24), 1)
+    groups = [group for batch, _ in told[:-1] for group in batch]
+    for group in groups:
+        (rollout,) = group.rollouts
+        assert rollout.value == list(zip(range(group.prompt), rollout.versions, strict=True))
+        assert list(rollout.versions) == sorted(rollout.versions)
+        assert rollout.version == rollout.versions[0]
+    assert any(len(set(group.rollouts[0].versions)) > 1 for group in groups)
+    with pytest.raises(TypeError, match=r"partial=True: .*generate.* does not yield parts"):
+        program(rollouts.Rollouts([1], partial=True))
+
+
 @pytest.mark.slow
 def test_environments_and_rewards_that_hang_or_die_start_again(
     launch_program: ProgramLauncher, tmp_path: Path
