@@ -16,6 +16,7 @@ from launchpad_lite.rollouts.errors import (
     UnknownTableError,
     WeightsError,
 )
+from launchpad_lite.rollouts.joining import join
 from launchpad_lite.rollouts.replay import (
     NStepWriter,
     ReplayBatch,
@@ -70,4 +71,5 @@ __all__ = [
     "WeightsClient",
     "WeightsError",
     "WeightsHandle",
+    "join",
 ]

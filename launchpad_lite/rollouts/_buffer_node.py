@@ -5,9 +5,13 @@ import dataclasses
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import courier
+import launchpad_lite as lp
+from courier.lowlevel import credentials
+from launchpad_lite.parts.joining import JoinInfo
 from launchpad_lite.parts.waiting import is_set_within
 from launchpad_lite.rollouts._buffer import (
     BufferRules,
@@ -33,8 +37,20 @@ class UnknownSessionError(Exception):
 class BufferNode:
     """Passes prompts to generators, and rollouts to the trainer. For its event loop."""
 
-    def __init__(self, prompts: Sequence[Any], order: PromptOrder, rules: BufferRules) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[Any],
+        order: PromptOrder,
+        rules: BufferRules,
+        folder: str | None = None,
+        me: Any = None,
+        for_generators: Any = None,
+    ) -> None:
         self._prompts = prompts
+        self._for_generators = for_generators
+        if folder is not None:
+            path = JoinInfo(me.address, *credentials(me)).write(Path(folder))
+            lp.register_stop_handler(lambda: path.unlink(missing_ok=True))
         # With threads, this node may start again with the same object.
         self._buffer = RolloutBuffer(rules, dataclasses.replace(order))
         #: Whether there are environments or rewards.
@@ -80,6 +96,11 @@ class BufferNode:
                     continue
             if not await is_set_within(work, give_up_at - time.monotonic()):
                 return None
+
+    @courier.idempotent
+    async def for_generators(self) -> Any:
+        """Returns what generators from outside of the program are made of."""
+        return self._for_generators
 
     @courier.idempotent
     async def add(self, token: str, number: int, payload: Any, version: int) -> int:

@@ -3,8 +3,10 @@
 import inspect
 import logging
 import math
+import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import courier
@@ -330,6 +332,7 @@ class Rollouts:
         reward: "Callable[[], Any] | lp.Deferred[Any] | None" = None,
         rewards: int = 1,
         label: str = "rollouts",
+        folder: str | os.PathLike[str] | None = None,
     ) -> RolloutsHandle:
         """Adds the buffer, the weights and the generators to a program; returns a handle for the trainer.
 
@@ -353,6 +356,8 @@ class Rollouts:
             rewards: How many.
             label: Of the buffer; the others are "weights", "generator", "environment" and "reward".
                 With another label, these begin with it, as "play_generator".
+            folder: Where the host of the buffer has a file `join.json` while the program runs, with which
+                generators from outside `join`; None: nowhere.
 
         Raises:
             ValueError: A number is below 1, or the program has such a group.
@@ -383,7 +388,7 @@ class Rollouts:
                 raise ValueError(f"the program has a group {each!r}; give another label=")
         weights = Weights(refuse_nan=self._refuse_nan).add_to(program, label=f"{prefix}weights")
         rules = self._rules._replace(members=counts)
-        node = lp.CourierNode(BufferNode, self._prompts, self._order, rules)
+        node = lp.CourierNode(BufferNode)
         buffer = program.add_node(node, label=label)
         leased: dict[str, Any] = {}
         for _ in range(counts.get(ENVIRONMENT, 0)):
@@ -395,11 +400,18 @@ class Rollouts:
             )
             group = f"{prefix}{ENVIRONMENT}"
             leased[f"{group}[{len(leased)}]"] = program.add_node(serving, label=group)
+        options: dict[str, Any] = {"partial": self._rules.partial}
         for role, work in ((GENERATOR, GeneratorNode), (REWARD, RewardNode)):
             for _ in range(counts.get(role, 0)):
-                arguments = buffer, weights, made[role], threads, leased
-                new = lp.CourierNode(work, *arguments, partial=self._rules.partial)
+                new = lp.CourierNode(work, buffer, weights, made[role], threads, leased, **options)
                 program.add_node(new, label=f"{prefix}{role}")
+        described = self._prompts, self._order, rules
+        if folder is None:
+            node.configure(*described)
+        else:
+            one = made[GENERATOR]
+            parts = (one.constructor, one.args, one.kwargs), weights.args, threads, leased, options
+            node.configure(*described, str(Path(folder).absolute()), node.create_handle(), parts)
         handle = RolloutsHandle(RolloutsClient, self._prompts, buffer, weights)
         handle.weights = weights
         return handle

@@ -13,7 +13,7 @@ from typing import Any
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.search._joining import JOIN_FILE, JoinInfo
+from launchpad_lite.parts.joining import JOIN_FILE, JoinInfo
 from launchpad_lite.search._messages import TaskState, TaskSubmission
 from launchpad_lite.search._parts import RESTART, BrokerOptions, add_parts
 from launchpad_lite.search._timing import Timing

@@ -18,7 +18,8 @@ import courier
 from courier.lowlevel import split_address
 from launchpad_lite.errors import LaunchpadError
 from launchpad_lite.parts.escapes import shown
-from launchpad_lite.search._joining import JOIN_FILE, JoinInfo, outside_worker
+from launchpad_lite.parts.joining import JOIN_FILE, JoinInfo
+from launchpad_lite.search._joining import outside_worker, read_join_file
 from launchpad_lite.search.errors import SearchError
 from launchpad_lite.search.looking import look
 from launchpad_lite.search.results import Result, row_of
@@ -172,7 +173,7 @@ def _work(options: argparse.Namespace) -> None:
 def _info(options: argparse.Namespace) -> JoinInfo:
     address: str = options.address
     if os.sep in address or address.endswith(".json") or Path(address).is_file():
-        return JoinInfo.read(Path(address))
+        return read_join_file(Path(address))
     if options.secret_file is not None:
         source = str(options.secret_file)
         try:

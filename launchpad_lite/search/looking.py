@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from launchpad_lite.parts.joining import JOIN_FILE
 from launchpad_lite.parts.private_files import check_own_folder
-from launchpad_lite.search._joining import JOIN_FILE, JoinInfo, timing_of
+from launchpad_lite.search._joining import read_join_file, timing_of
 from launchpad_lite.search._resuming import holder_of
 from launchpad_lite.search.errors import SearchError
 from launchpad_lite.search.models import Model
@@ -93,7 +94,7 @@ def look(folder: Path) -> tuple[Result, bytes]:
 
 def _state_of(folder: Path, state: dict[str, Any]) -> str:
     with contextlib.suppress(SearchError):  # it has no such file, or gets no answer
-        timing_of(JoinInfo.read(folder / JOIN_FILE), answer_s=2.0)
+        timing_of(read_join_file(folder / JOIN_FILE), answer_s=2.0)
         return "running"
     holder = holder_of(folder)
     if (folder / JOIN_FILE).exists() and not holder.endswith(f" on {os.uname().nodename}"):

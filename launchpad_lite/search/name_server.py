@@ -58,7 +58,7 @@ class NameServer:
         """Begins to serve. For its node."""
         server.start()
         if self._folder is not None:
-            from launchpad_lite.search._joining import JoinInfo
+            from launchpad_lite.parts.joining import JoinInfo
 
             info = JoinInfo(self._me.address, *lowlevel.credentials(self._me))
             path = info.write(Path(self._folder))

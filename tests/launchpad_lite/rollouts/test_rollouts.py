@@ -415,6 +415,40 @@ def test_a_reward_needs_its_method() -> None:
         )
 
 
+# From outside
+
+
+class Named(Slow):
+    def generate(self, prompt: int, weights: Any) -> Any:
+        return lp.current_node().label, super().generate(prompt, weights)
+
+
+def test_generators_join_from_outside_and_leave(tmp_path: Path) -> None:
+    whole = lp.Program("rollouts")
+    handle = rollouts.Rollouts(list(range(2000)), max_staleness=2).add_to(
+        whole, generator=Named, generators=1, folder=tmp_path / "run"
+    )
+    told: list[Any] = []
+    whole.add_node(lp.PyNode(train, handle, 2, told), label="trainer")
+    with pytest.raises(rollouts.RolloutsError, match="a program with rollouts writes join"):
+        rollouts.join(tmp_path / "run" / "join.json")
+    running = lp.launch(whole, "local_mt")
+    path = tmp_path / "run" / "join.json"
+    poll_until(path.exists)
+    joined = lp.launch(rollouts.join(path, generators=2), "local_mt")
+
+    def makers() -> set[str]:
+        batches = [each[0] for each in told]
+        return {group.values[0][0] for batch in batches[-20:] for group in batch}
+
+    poll_until(lambda: len(makers()) == 2)
+    joined.request_stop("it is enough")
+    joined.wait()
+    running.request_stop("it is enough")
+    running.wait()
+    assert not path.exists()
+
+
 class Writer:
     """Writes up to a number, in parts, and says which weights it sees."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import launchpad_lite as lp
-from launchpad_lite.search._joining import JOIN_FILE
+from launchpad_lite.parts.joining import JOIN_FILE
 from launchpad_lite.search._model_node import ModelNode
 from launchpad_lite.search._parts import RESTART, BrokerOptions, add_parts
 from launchpad_lite.search._timing import Timing

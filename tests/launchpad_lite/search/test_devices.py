@@ -9,8 +9,8 @@ import pytest
 from launchpad_lite import search
 from launchpad_lite.errors import NodeFailedError
 from launchpad_lite.launching import VISIBLE_DEVICES
+from launchpad_lite.parts.joining import JOIN_FILE
 from launchpad_lite.search import _devices
-from launchpad_lite.search._joining import JOIN_FILE
 from launchpad_lite.search.executor import Executor
 from launchpad_lite.search.tasks import Call, submission_of
 from tests.courier.waiting import wait_until

@@ -21,7 +21,7 @@ import pytest
 
 import courier
 from courier.wire.secret import SessionKey
-from launchpad_lite.search._joining import JOIN_FILE, JoinInfo
+from launchpad_lite.parts.joining import JOIN_FILE, JoinInfo
 from launchpad_lite.search._proto import search_pb2 as pb
 from launchpad_lite.search._sqlite import SqliteStore
 from launchpad_lite.search._timing import Timing

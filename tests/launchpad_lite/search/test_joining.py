@@ -15,9 +15,9 @@ import pytest
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.search import _joining
+from launchpad_lite.parts.joining import JOIN_FILE, JoinInfo
 from launchpad_lite.search._command_line import main
-from launchpad_lite.search._joining import JOIN_FILE, JoinInfo
+from launchpad_lite.search._joining import outside_worker, read_join_file
 from launchpad_lite.search._messages import Life, SearchMember
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
@@ -103,7 +103,7 @@ def test_a_worker_that_waits_for_a_task_leaves_at_once(tmp_path: Path) -> None:
 
 
 def members(folder: Path) -> Any:
-    client = JoinInfo.read(folder / JOIN_FILE).connect()
+    client = read_join_file(folder / JOIN_FILE).connect()
     try:
         return client.view()
     finally:
@@ -147,7 +147,7 @@ def names() -> Iterator[JoinInfo]:
 def join(info: JoinInfo) -> None:
     stop = threading.Event()
     stop.set()
-    _joining.outside_worker(info, "guest", stop).run()
+    outside_worker(info, "guest", stop).run()
 
 
 def test_the_only_broker_is_chosen_before_it_has_registered(names: JoinInfo) -> None:
@@ -180,7 +180,7 @@ def test_the_server_may_be_another_one(names: JoinInfo) -> None:
 def test_the_python_of_a_search_is_that_of_its_model(tmp_path: Path) -> None:
     with searching(Tasks(Call(square, 3)), tmp_path) as search:
         wait_until(lambda: search.status().unknown_kinds)
-        names = JoinInfo.read(tmp_path / JOIN_FILE).connect()
+        names = read_join_file(tmp_path / JOIN_FILE).connect()
         first = SearchMember("worker", Life("first", "1"), version=lp.__version__, python="3.99")
         with pytest.raises(WorkerMismatchError, match=r"first runs on Python 3\.99, and this"):
             names.register(first)
@@ -192,7 +192,7 @@ def test_a_worker_joins_a_search_with_certificates_by_the_file_alone(tmp_path: P
     secret = courier.Secret.generate()
     with courier.Server(NameServer(None, Timing()), secret=secret, tls=tls) as server:
         path = JoinInfo(server.address, secret, tls).write(tmp_path)
-        info = JoinInfo.read(path)
+        info = read_join_file(path)
         assert info == JoinInfo(server.address, secret, tls)
         join(info)
 
@@ -202,14 +202,14 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     for text in ("[]", "{}", "no json", '{"address": "h:1", "secret": "xy", "tls": null}'):
         path.write_text(text)
         with pytest.raises(SearchError, match=r"join\.json is no join\.json of a search"):
-            JoinInfo.read(path)
+            read_join_file(path)
 
 
 def test_a_file_that_others_could_have_written_is_refused(tmp_path: Path) -> None:
     path = JoinInfo("h:1", None).write(tmp_path)
     path.chmod(0o660)
     with pytest.raises(SearchError, match=r"cannot read .*join\.json: it is -rw-rw----, of user"):
-        JoinInfo.read(path)
+        read_join_file(path)
 
 
 @pytest.mark.parametrize(

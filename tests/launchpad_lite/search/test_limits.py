@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from launchpad_lite import search
+from launchpad_lite.parts.joining import JOIN_FILE
 from launchpad_lite.search import TrialState
-from launchpad_lite.search._joining import JOIN_FILE
 from launchpad_lite.search._limits import look
 from launchpad_lite.search._messages import Limits
 from launchpad_lite.testing import poll_until

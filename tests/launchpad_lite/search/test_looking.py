@@ -17,8 +17,8 @@ import pytest
 
 from launchpad_lite import search
 from launchpad_lite.parts.escapes import shown
+from launchpad_lite.parts.joining import JoinInfo
 from launchpad_lite.search._command_line import main
-from launchpad_lite.search._joining import JoinInfo
 from launchpad_lite.search.results import row_of
 from launchpad_lite.testing import poll_until
 from tests.launchpad_lite.search.searches import ROOT
