@@ -1,5 +1,6 @@
 """Rollouts of a reinforcement learner: generators make them, a trainer gets them in batches."""
 
+import dataclasses
 import inspect
 import logging
 import math
@@ -94,7 +95,7 @@ class RolloutsClient:
         return self._version
 
     def batches(
-        self, groups: int, *, state: RolloutState | None = None
+        self, groups: int, *, state: RolloutState | None = None, replicator: Any = None
     ) -> Iterator[RolloutBatch[Any, Any]]:
         """Yields batches, until all prompts were used or this node is to stop.
 
@@ -105,6 +106,9 @@ class RolloutsClient:
             groups: How many groups a batch has.
             state: What `state` has returned, of an earlier life of this trainer: rollouts go on from
                 there. None: from where they are now.
+            replicator: Of `replicas`, if the trainer is replicated, and all replicas call this together:
+                each gets its part of the groups of each batch, which may be empty. Only replica 0 talks
+                to the buffer, so only it may publish; all have the `state`.
 
         Raises:
             ValueError: The number is below 1, or the state is of other prompts or another order.
@@ -115,6 +119,8 @@ class RolloutsClient:
             TrainerReplacedError: While it is read: another trainer has begun.
         """
         check_number("batches: groups", groups, 1)
+        if replicator is not None:
+            return self._read_together(groups, state, replicator)
         if not self._version:
             raise RolloutsError(
                 "publish the first weights before batches(): generators wait for them"
@@ -125,6 +131,19 @@ class RolloutsClient:
         self._groups = groups
         self._begin(self._session)
         return self._read()
+
+    def _read_together(
+        self, groups: int, state: RolloutState | None, replicator: Any
+    ) -> Iterator[RolloutBatch[Any, Any]]:
+        rank, size = replicator.replica_id, replicator.num_replicas
+        batches = self.batches(groups, state=state) if rank == 0 else None
+        while True:
+            batch = None if batches is None else next(batches, None)
+            mine = batch, self._state
+            batch, self._state = replicator.all_gather(mine, "a batch of rollouts")[0]
+            if batch is None:
+                return
+            yield dataclasses.replace(batch, groups=batch.groups[rank::size])
 
     def _read(self) -> Iterator[RolloutBatch[Any, Any]]:
         session = self._session

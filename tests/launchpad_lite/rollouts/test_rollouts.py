@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import launchpad_lite as lp
-from launchpad_lite import rollouts
+from launchpad_lite import replicas, rollouts
 from launchpad_lite.testing import poll_until
 from launchpad_lite.testing.programs import ProgramLauncher, call_until_answered
 
@@ -413,6 +413,33 @@ def test_a_reward_needs_its_method() -> None:
         described.add_to(
             lp.Program("rollouts"), generator=Generator, generators=1, reward=Generator
         )
+
+
+# Replicated trainers
+
+
+def _train_together(repl: Any, made: rollouts.RolloutsClient, told: list[Any]) -> None:
+    if repl.replica_id == 0:
+        made.publish(params(1))
+    for batch in made.batches(3, replicator=repl):
+        told.append((repl.replica_id, batch.step, [group.index for group in batch], made.state()))
+        if repl.replica_id == 0:
+            made.publish(params(batch.step + 2))
+
+
+def test_replicas_of_a_trainer_get_the_parts_of_each_batch() -> None:
+    whole = lp.Program("rollouts")
+    handle = rollouts.Rollouts(list(range(12))).add_to(whole, generator=Generator, generators=1)
+    told: list[Any] = []
+    replicas.MultiWorkerReplicator(2).add_to(whole, _train_together, handle, told)
+    lp.launch(whole, "local_mt").wait()
+    for step in range(4):
+        (_, _, first, state), (_, _, second, same) = sorted(
+            (each for each in told if each[1] == step), key=lambda each: each[0]
+        )
+        assert (len(first), len(second)) == (2, 1)
+        assert state == same
+    assert sorted(index for _, _, part, _ in told for index in part) == list(range(12))
 
 
 # From outside
