@@ -42,6 +42,8 @@ GENERATOR, ENVIRONMENT, REWARD = "generator", "environment", "reward"
 _STARTS = 10
 #: Prompts that fail one after the other, at least, before all are taken to fail.
 _LEAST_FAILED = 3
+#: Rates are those of so many seconds.
+_RATE_S = 30.0
 #: Open groups are so many times more if groups may be thrown away.
 _AHEAD = 2
 
@@ -75,6 +77,7 @@ class MadeRollout(NamedTuple):
     took_s: float
     reward: Any = None  # opaque as well
     versions: Sequence[int] = ()  # of the parts
+    size: float = 0.0  # of what this generator has made, as users count
 
 
 class CompleteGroup(NamedTuple):
@@ -211,6 +214,9 @@ class RolloutBuffer:
         self._has_batch = False
         self._trained = self._retried = self._discarded = self._late = self._set_aside = 0
         self._staleness: collections.Counter[int] = collections.Counter()
+        #: How many rollouts were made, and their size; what they were at past ticks.
+        self._made, self._size = 0, 0.0
+        self._past: collections.deque[tuple[float, int, float]] = collections.deque()
         self._failed: list[FailedPrompt] = []
         self._failed_in_row = 0
         self._last_error = ""
@@ -319,6 +325,8 @@ class RolloutBuffer:
             self._late += 1
             return False
         slot.lease = None
+        self._made += 1
+        self._size += made.size
         if self._rules.partial:
             payloads, versions = [each for each, _ in slot.parts], [each for _, each in slot.parts]
             made = made._replace(payload=payloads, versions=versions)
@@ -486,6 +494,9 @@ class RolloutBuffer:
 
     def tick(self, now: float) -> None:
         """Notices silent generators and rollouts that take too long; call it each second."""
+        self._past.append((now, self._made, self._size))
+        while self._past[0][0] < now - _RATE_S:
+            self._past.popleft()
         gap_s = 0.0 if self._ticked_at is None else now - self._ticked_at
         self._ticked_at = now
         if gap_s > self._rules.lease_s / 2:  # this process stood still, and could hear nothing
@@ -743,4 +754,11 @@ class RolloutBuffer:
             self._late,
             self._set_aside,
             self.waits(now),
+            *self._rates(now),
         )
+
+    def _rates(self, now: float) -> tuple[float, float]:
+        """Returns how many rollouts are made in a second, and their size."""
+        began_at, made, size = self._past[0] if self._past else (now, 0, 0.0)
+        seconds = max(now - began_at, 1.0)
+        return (self._made - made) / seconds, (self._size - size) / seconds

@@ -97,10 +97,12 @@ class GeneratorNode(_MemberNode):
         environments: Mapping[str, Any],
         *,
         partial: bool,
+        size_of: Callable[[Any], float] | None,
     ) -> None:
         super().__init__(buffer, self._role, threads)
         self._give, self._add = buffer.give, buffer.add  # of any size
         self._partial = partial
+        self._size_of = size_of or (lambda _: 0.0)
         self._weights = weights
         #: The user's object.
         self._worker = worker
@@ -143,30 +145,34 @@ class GeneratorNode(_MemberNode):
         began_at = time.monotonic()
         leased = [self._environments[order.environment]] if order.environment else []
         if self._partial:
-            value, version = None, self._make_parts(order, prompt, *leased)
+            value, (version, size) = None, self._make_parts(order, prompt, *leased)
             if not version:
                 return lambda: self._buffer.fail(order.token, "given up")  # lets go of it
         else:
             params, version = self._newest(order.version)
-            value = courier.dumps(self._worker.generate(prompt, params, *leased))
-        made = MadeRollout(value, version, self._who.name, time.monotonic() - began_at)
+            made_now = self._worker.generate(prompt, params, *leased)
+            value, size = courier.dumps(made_now), self._size_of(made_now)
+        took_s = time.monotonic() - began_at
+        made = MadeRollout(value, version, self._who.name, took_s, size=size)
         return lambda: self._give(order.token, made)
 
-    def _make_parts(self, order: RolloutOrder, prompt: Any, *leased: Any) -> int:
-        """Sends parts until there is none left; returns the last version, 0 if it was given up."""
+    def _make_parts(self, order: RolloutOrder, prompt: Any, *leased: Any) -> tuple[int, float]:
+        """Sends parts until there is none left; returns the last version, 0 if it was given up, and the size."""
         parts: list[Any] = loaded(list(order.parts))
+        size = 0.0
         wanted: int | None = order.version
         while wanted:
             params, version = self._newest(wanted)
             for part in self._worker.generate(prompt, params, *leased, list(parts)):
                 sent = order.token, len(parts), courier.dumps(part), version
                 parts.append(part)
+                size += self._size_of(part)
                 wanted = call_patiently(self._add, *sent, stop=self._ends)
                 if not wanted or wanted > version:
                     break  # others go on, or this one does with newer weights
             else:
-                return version
-        return 0
+                return version, size
+        return 0, size
 
     def _newest(self, wanted: int) -> tuple[Any, int]:
         """Returns weights that are new enough; all threads share them."""

@@ -129,6 +129,8 @@ class RolloutStatus:
         late: Rollouts that came when they were not wanted any more.
         set_aside: Prompts that were given up; `RolloutBatch.set_aside` has their errors.
         waits: Who waits for what, for people; empty if the trainer does not wait.
+        rollouts_per_s: Rollouts that were made in a second, in the last 30 s.
+        size_per_s: Their size, such as tokens or steps, if `Rollouts` was told how to count it.
 
     Example:
         print(made.status().waits)
@@ -147,6 +149,8 @@ class RolloutStatus:
     late: int = 0
     set_aside: int = 0
     waits: str = ""
+    rollouts_per_s: float = 0.0
+    size_per_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -263,6 +263,7 @@ class Rollouts:
         max_losses: int = 10,
         absence_s: float = 60.0,
         refuse_nan: bool = False,
+        size_of: Callable[[Any], float] | None = None,
     ) -> None:
         """Describes them.
 
@@ -290,6 +291,7 @@ class Rollouts:
             max_losses: How often it may lose its generator, or another node that it calls.
             absence_s: Seconds that a trainer waits when all generators, environments or rewards are lost.
             refuse_nan: Whether `publish` refuses weights that have a NaN.
+            size_of: Returns how many tokens or steps a rollout, or a part of one, has; for `status`.
 
         Raises:
             ValueError: A number is out of its range, or there is no prompt.
@@ -326,6 +328,7 @@ class Rollouts:
         self._prompts = prompts
         self._order = PromptOrder(len(prompts), epochs, shuffle, seed)
         self._refuse_nan = refuse_nan
+        self._size_of = size_of
         self._rules = BufferRules(
             group_size,
             least,
@@ -419,7 +422,7 @@ class Rollouts:
             )
             group = f"{prefix}{ENVIRONMENT}"
             leased[f"{group}[{len(leased)}]"] = program.add_node(serving, label=group)
-        options: dict[str, Any] = {"partial": self._rules.partial}
+        options: dict[str, Any] = {"partial": self._rules.partial, "size_of": self._size_of}
         for role, work in ((GENERATOR, GeneratorNode), (REWARD, RewardNode)):
             for _ in range(counts.get(role, 0)):
                 new = lp.CourierNode(work, buffer, weights, made[role], threads, leased, **options)

@@ -131,6 +131,19 @@ def test_groups_that_are_too_old_are_discarded_and_made_again() -> None:
     assert (status.discarded, status.late, status.trained) == (1, 1, 1)
 
 
+def test_rates_are_those_of_the_last_seconds() -> None:
+    desk = _Desk(1000, max_staleness=999)
+    for _ in range(60):
+        order = desk.take()
+        assert order is not None
+        desk.buffer.give(order.token, made(order)._replace(size=50.0))
+        desk.pass_s(1, g="")
+    status = desk.buffer.status(desk.now)
+    assert (status.rollouts_per_s, status.size_per_s) == (1.0, 50.0)
+    desk.pass_s(30, g="")
+    assert desk.buffer.status(desk.now).size_per_s == 0
+
+
 # Nothing hangs, and nothing ends that only takes long
 
 

@@ -487,10 +487,13 @@ class Writer:
 
 def test_a_rollout_in_parts_goes_on_with_newer_weights() -> None:
     told = run(
-        rollouts.Rollouts([2, *[40] * 3, *[1] * 20], max_staleness=8, partial=True, shuffle=False),
+        rollouts.Rollouts(
+            [2, *[40] * 3, *[1] * 20], max_staleness=8, partial=True, shuffle=False, size_of=len
+        ),
         Writer,
         groups=1,
     )
+    assert told[-1].size_per_s > 2 * told[-1].rollouts_per_s > 0
     assert trained(told) == dict.fromkeys(range(24), 1)
     groups = [group for batch, _ in told[:-1] for group in batch]
     for group in groups:
