@@ -34,7 +34,7 @@ from launchpad_lite.rollouts.results import (
     RolloutState,
     RolloutStatus,
 )
-from launchpad_lite.rollouts.weights import Weights, WeightsClient, WeightsHandle
+from launchpad_lite.rollouts.weights import Dtype, Weights, WeightsClient, WeightsHandle
 
 #: Seconds for which a call waits for a batch.
 _POLL_S = 1.0
@@ -263,6 +263,7 @@ class Rollouts:
         max_losses: int = 10,
         absence_s: float = 60.0,
         refuse_nan: bool = False,
+        dtype: Dtype = None,
         size_of: Callable[[Any], float] | None = None,
     ) -> None:
         """Describes them.
@@ -290,7 +291,8 @@ class Rollouts:
             max_attempts: How often a rollout may raise or take too long; then its prompt is set aside.
             max_losses: How often it may lose its generator, or another node that it calls.
             absence_s: Seconds that a trainer waits when all generators, environments or rewards are lost.
-            refuse_nan: Whether `publish` refuses weights that have a NaN.
+            refuse_nan: As for `Weights`.
+            dtype: As for `Weights`.
             size_of: Returns how many tokens or steps a rollout, or a part of one, has; for `status`.
 
         Raises:
@@ -327,7 +329,7 @@ class Rollouts:
         self._environment_timeout_s = environment_timeout_s
         self._prompts = prompts
         self._order = PromptOrder(len(prompts), epochs, shuffle, seed)
-        self._refuse_nan = refuse_nan
+        self._weights = Weights(refuse_nan=refuse_nan, dtype=dtype)
         self._size_of = size_of
         self._rules = BufferRules(
             group_size,
@@ -408,7 +410,7 @@ class Rollouts:
         for each in (label, f"{prefix}weights", *(f"{prefix}{role}" for role in made)):
             if each in program.groups:
                 raise ValueError(f"the program has a group {each!r}; give another label=")
-        weights = Weights(refuse_nan=self._refuse_nan).add_to(program, label=f"{prefix}weights")
+        weights = self._weights.add_to(program, label=f"{prefix}weights")
         rules = self._rules._replace(members=counts)
         node = lp.CourierNode(BufferNode)
         buffer = program.add_node(node, label=label)

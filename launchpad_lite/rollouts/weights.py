@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import courier
 import launchpad_lite as lp
 from launchpad_lite.parts.waiting import is_set_within
-from launchpad_lite.rollouts._nests import difference, leaves, structure_of
+from launchpad_lite.rollouts._nests import difference, leaves, map_leaves, structure_of
 from launchpad_lite.rollouts._patience import RETRY_S, SILENT_S, call_patiently
 from launchpad_lite.rollouts.errors import WeightsError
+
+Dtype = str | Callable[[Any], Any] | None
 
 #: Seconds for which a call waits for a newer version, before it is made again.
 _POLL_S = 5.0
@@ -80,13 +82,14 @@ class WeightsClient:
                     print(version, self.evaluate(params))
     """
 
-    def __init__(self, node: Any, *, refuse_nan: bool = False) -> None:
+    def __init__(self, node: Any, *, refuse_nan: bool = False, dtype: Dtype = None) -> None:
         """Makes one; the handle does that."""
         self._node = node
+        self._dtype = dtype
         self._version = courier.with_timeout(node, SILENT_S).version
         self._refuse_nan = refuse_nan
         #: What was published last, and its version: the node may lose it.
-        self._last: tuple[Any, dict[str, str], int] | None = None
+        self._last: tuple[Any, int] | None = None
 
     def publish(self, params: Any) -> int:
         """Makes parameters the newest version, and returns it. Readers do not hold it up.
@@ -100,7 +103,6 @@ class WeightsClient:
             WeightsError: They have another structure than before: other names, shapes or types. Or
                 they have a NaN, and `refuse_nan` was set.
         """
-        structure = structure_of(params, "params")
         if self._refuse_nan:
             for path, leaf in leaves(params, "params"):
                 is_array = hasattr(leaf, "shape")
@@ -108,17 +110,23 @@ class WeightsClient:
                 if not (bool((leaf == leaf).all()) if is_array else leaf == leaf):
                     raise WeightsError(f"{path} has a NaN, and refuse_nan=True")
         known = 0 if self._last is None else self._last[-1]
-        version = call_patiently(self._node.publish, params, structure, known)
-        self._last = params, structure, version or known
+        self._last = params, self._send(params, known) or known
         return self._last[-1]
+
+    def _send(self, params: Any, after: int) -> int | None:
+        if self._dtype is not None:
+            params = map_leaves(lambda leaf: _converted(leaf, self._dtype), params)
+        structure = structure_of(params, "params")
+        version: int | None = call_patiently(self._node.publish, params, structure, after)
+        return version
 
     def keep(self) -> None:
         """Publishes the last parameters again, as they are now, if the node has lost them."""
         if self._last is not None:
-            params, structure, version = self._last
+            params, version = self._last
             known = call_patiently(self._version)
             if known is not None and known < version:
-                call_patiently(self._node.publish, params, structure, version - 1)
+                self._send(params, version - 1)
 
     def latest(self) -> VersionedWeights:
         """Returns the newest version; waits until there is one."""
@@ -199,13 +207,15 @@ class Weights:
         weights = rollouts.Weights(refuse_nan=True).add_to(program)
     """
 
-    def __init__(self, *, refuse_nan: bool = False) -> None:
+    def __init__(self, *, refuse_nan: bool = False, dtype: Dtype = None) -> None:
         """Describes it.
 
         Args:
             refuse_nan: Whether `publish` refuses parameters that have a NaN.
+            dtype: To which arrays of floating-point numbers are converted on the way, such as "float16";
+                or a function of each array or other value. "bfloat16" is for PyTorch and JAX.
         """
-        self._refuse_nan = refuse_nan
+        self._options: dict[str, Any] = {"refuse_nan": refuse_nan, "dtype": dtype}
 
     def add_to(self, program: lp.Program, *, label: str = "weights") -> WeightsHandle:
         """Adds the node to a program; returns a handle for other nodes.
@@ -220,4 +230,17 @@ class Weights:
         if label in program.groups:
             raise ValueError(f"the program has a group {label!r}; give another label=")
         handle = program.add_node(lp.CourierNode(WeightsNode), label=label)
-        return WeightsHandle(WeightsClient, handle, refuse_nan=self._refuse_nan)
+        return WeightsHandle(WeightsClient, handle, **self._options)
+
+
+def _converted(leaf: Any, dtype: Any) -> Any:
+    if callable(dtype):
+        return dtype(leaf)
+    kind = str(getattr(leaf, "dtype", ""))  # of any library
+    if "float" not in kind:
+        return leaf
+    if kind.startswith("torch."):
+        import torch
+
+        return leaf.to(getattr(torch, dtype))
+    return leaf.astype(dtype)

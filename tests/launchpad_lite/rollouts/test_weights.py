@@ -87,3 +87,32 @@ def test_a_reader_waits_for_a_newer_version_or_for_some_time() -> None:
         assert seen == [(10, 1), (20, 2)]
 
     run(work)
+
+
+def test_arrays_are_converted_on_the_way() -> None:
+    params = {"a": np.full(3, 1.5), "b": np.arange(3), "c": "text"}
+
+    def work(weights: rollouts.WeightsClient) -> None:
+        weights.publish(params)
+        found = weights.latest().params
+        kinds.append({name: str(getattr(leaf, "dtype", leaf)) for name, leaf in found.items()})
+
+    kinds: list[dict[str, str]] = []
+    run(work, dtype="float16")
+    run(work, dtype=lambda leaf: leaf if leaf is params["a"] else np.zeros(1, np.int8))
+    assert kinds == [
+        {"a": "float16", "b": "int64", "c": "text"},
+        {"a": "float64", "b": "int8", "c": "int8"},
+    ]
+
+
+def test_tensors_are_converted_on_the_way() -> None:
+    torch = pytest.importorskip("torch")
+    seen = []
+
+    def work(weights: rollouts.WeightsClient) -> None:
+        weights.publish([torch.ones(2), torch.arange(2)])
+        seen.extend(each.dtype for each in weights.latest().params)
+
+    run(work, dtype="bfloat16")
+    assert seen == [torch.bfloat16, torch.int64]
