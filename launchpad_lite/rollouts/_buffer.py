@@ -180,9 +180,12 @@ class _RolloutMember:
 class RolloutBuffer:
     """The prompts, groups and leases of one buffer."""
 
-    def __init__(self, rules: BufferRules, prompts: PromptOrder) -> None:
-        """Makes one in which nothing has begun."""
+    def __init__(
+        self, rules: BufferRules, prompts: PromptOrder, settles_at: float = -math.inf
+    ) -> None:
+        """Makes one in which nothing has begun; until `settles_at`, generators may tell what they have."""
         self._rules = rules
+        self._settles_at = settles_at
         self._limits_s = {GENERATOR: rules.rollout_timeout_s, REWARD: rules.reward_timeout_s}
         self._prompts = prompts
         #: Prompts that begin again, before all others.
@@ -235,12 +238,19 @@ class RolloutBuffer:
         `held` says what it does for each of its attempts, for people; None: it does not say. Then it
         does not say either how many attempts it works at, at the same time.
         """
-        known = self._members.get(member.name)
-        if known is not None and known.life != member:
+        old = known = self._members.get(member.name)
+        if old is not None and old.life != member:
             self._lose(member.name, "was started again")
             known = None
         if known is None:
+            # Who had it before may not know yet that it was lost.
+            before = [token for each in self._members.values() for token in each.held]
+            before = [token for token in before if token.endswith(f"@{member.name}")]
             known = self._members[member.name] = _RolloutMember(member, now)
+            if old is not None and old.attempt:
+                known.attempt, known.leased_at = old.attempt, old.leased_at
+            elif before:
+                known.attempt = before[0]
         known.seen_at = now
         self._absent_at.pop(member.role, None)
         self._absence_s[member.role] = self._rules.absence_s
@@ -255,7 +265,7 @@ class RolloutBuffer:
                 # The answer with it was lost.
                 if lease.begun_at + self._rules.lease_s / 2 <= now:
                     self._free_again(group, slot)
-        for token in held:  # this buffer may have started again since
+        for token in held:  # this buffer, or the environment, may have been lost since
             environment = self._members.get(token.partition("@")[2])
             if environment is not None and not environment.attempt:
                 environment.attempt, environment.leased_at = token, now
@@ -294,6 +304,8 @@ class RolloutBuffer:
         """Returns one that no attempt has; empty if rollouts need none, None if there is none."""
         if ENVIRONMENT not in self._rules.members:
             return ""
+        if now < self._settles_at:
+            return None
         held = {token for member in self._members.values() for token in member.held}
         for name, each in self._members.items():
             if each.life.role == ENVIRONMENT and each.hung_at > now and each.attempt not in held:
@@ -470,6 +482,8 @@ class RolloutBuffer:
         for group, slot, lease in self._leases():
             if name in (lease.holder, lease.environment):
                 self._lose_rollout(group, slot, f"{name} {why}")
+            if name == lease.environment:
+                self._attempts.pop(lease.token, None)  # what comes of it is worth nothing
 
     def _lose_rollout(self, group: _OpenGroup, slot: _Slot, why: str) -> None:
         slot.losses += 1

@@ -26,6 +26,8 @@ from launchpad_lite.rollouts.results import RolloutState, RolloutStatus
 
 #: Seconds between two looks at silent nodes and at limits of time.
 _TICK_S = 0.5
+#: Seconds in which a buffer that has started again hears from all who have an environment.
+_SETTLE_S = 5.0
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -52,7 +54,8 @@ class BufferNode:
             path = JoinInfo(me.address, *credentials(me)).write(Path(folder))
             lp.register_stop_handler(lambda: path.unlink(missing_ok=True))
         # With threads, this node may start again with the same object.
-        self._buffer = RolloutBuffer(rules, dataclasses.replace(order))
+        settles_at = time.monotonic() + _SETTLE_S * (lp.restart_count() > 0)
+        self._buffer = RolloutBuffer(rules, dataclasses.replace(order), settles_at)
         #: Whether there are environments or rewards.
         self._has_others = len(rules.members) > 1
         #: Set when a slot may be free; when a batch may be complete.
