@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import logging
 import os
 import pickle
 import threading
@@ -35,6 +36,8 @@ _POLL_S, _BEAT_S = 5.0, 1.0
 _LONG_S = 2.0
 _MOST_TEXT = 4000
 
+_LOGGER = logging.getLogger(__name__)
+
 
 class _MemberNode:
     """Shows that this node lives, until the program stops; starts it again if it hangs.
@@ -50,6 +53,7 @@ class _MemberNode:
         self._may_exit = (
             lp.current_node().restarts and threading.current_thread() is threading.main_thread()
         )
+        self._has_warned = False
         self._lock = threading.Lock()
         #: By token, the thread that works at it, and since when.
         self._held: dict[str, tuple[int, float]] = {}
@@ -62,7 +66,7 @@ class _MemberNode:
         threading.Thread(target=run, args=(work,), daemon=True).start()
 
     def _beat(self) -> None:
-        while not self._ends.wait(_BEAT_S):
+        while not self._ends.is_set():
             with self._lock:
                 held = dict(self._held)
             now = time.monotonic()
@@ -72,9 +76,19 @@ class _MemberNode:
             }
             # The next one may reach it.
             with contextlib.suppress(courier.ServerGoneError, courier.CallTimeoutError):
-                if self._buffer.beat(self._who, doing, self._threads) and self._may_exit:
-                    os.write(2, b"it hangs, and starts again\n")  # streams may be locked
-                    os._exit(os.EX_TEMPFAIL)
+                if self._buffer.beat(self._who, doing, self._threads):
+                    self._start_again()
+            self._ends.wait(_BEAT_S)
+
+    def _start_again(self) -> None:
+        if self._may_exit:
+            os.write(2, b"it hangs, and starts again\n")  # streams may be locked
+            os._exit(os.EX_TEMPFAIL)
+        if not self._has_warned:
+            self._has_warned = True
+            _LOGGER.warning(
+                "%s hangs; as a process with a restart policy it would start again", self._who.name
+            )
 
 
 def serve_environment(buffer: Any, environment: T) -> T:

@@ -119,8 +119,8 @@ class RolloutStatus:
         step: Training steps that have ended.
         version: The newest version of the weights; 0 before the first.
         generators: Names of those that are there.
-        waiting: Rollouts that no generator makes yet, of prompts that were begun.
-        running: Rollouts that generators make now.
+        waiting: Rollouts that no generator makes, and no reward judges, of prompts that were begun.
+        running: Rollouts that generators make now, or rewards judge.
         complete: Groups that wait for a batch.
         trained: Groups that were trained.
         staleness: How many groups were handed out, by the steps between beginning and batch.

@@ -113,6 +113,8 @@ def test_each_prompt_gets_its_group_once_in_each_epoch_with_fresh_weights() -> N
         ({"when_stale": "drop"}, "when_stale is 'pace' or 'discard', not 'drop'"),
         ({"epochs": 0}, "epochs is at least 1, not 0"),
         ({"rollout_timeout_s": 0}, "rollout_timeout_s is above 0, not 0"),
+        ({"environment_timeout_s": 0}, "environment_timeout_s is above 0, not 0"),
+        ({"reward_timeout_s": -1}, "reward_timeout_s is above 0, not -1"),
         ({"max_attempts": 0}, "max_attempts is at least 1, not 0"),
         ({"absence_s": -1}, "absence_s is above 0, not -1"),
     ],
