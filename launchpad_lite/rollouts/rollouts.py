@@ -422,6 +422,7 @@ class Rollouts:
                 made[ENVIRONMENT],
                 courier_client_kwargs={"call_timeout_s": self._environment_timeout_s},
             )
+            serving.disable_run()  # a method of this name is one that generators call
             group = f"{prefix}{ENVIRONMENT}"
             leased[f"{group}[{len(leased)}]"] = program.add_node(serving, label=group)
         options: dict[str, Any] = {"partial": self._rules.partial, "size_of": self._size_of}
