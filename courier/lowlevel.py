@@ -216,10 +216,10 @@ def awaited_call(frame: FrameType) -> AwaitedCall | None:
         is_limited = getattr(values["call"], "deadline", None) is not None
         return AwaitedCall(server.partition(" (")[0], method, where, is_limited)
     elif frame.f_code is PoolCall.refusal.__code__:
-        connection, method = values["member"]._own, values["self"].method
+        connection, method = values["member"].connection, values["self"].method
     elif frame.f_code is PoolCall.run.__code__:  # no server can be reached; any other would do, too
         call: PoolCall = values["self"]
-        connection, method, is_limited = call.pool._members[0]._own, call.method, True
+        connection, method, is_limited = call.pool._members[0].connection, call.method, True
     elif frame.f_code in (CallFuture.result.__code__, answer_to.__code__, wait.__code__):
         is_limited = values.get("return_when", ALL_COMPLETED) != ALL_COMPLETED  # or ends sooner
         several = fs if isinstance(fs := values.get("fs"), set | list | tuple) else ()

@@ -51,6 +51,8 @@ class WireCall(PendingCall, Exchange):
     is_ready = True
     #: Above 0 the call may have run.
     _repeats = 0
+    #: Whether it waits for a server that is not there; None: as the client does.
+    waits: bool | None = None
 
     def __init__(
         self,

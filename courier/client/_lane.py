@@ -8,9 +8,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from courier.calls.dispatch import LIST_METHODS
 from courier.calls.pending import PendingCall
 from courier.client._background_reader import BACKGROUND_READER
 from courier.client._calls import WireCall
@@ -55,8 +56,6 @@ class Lane:
         self.methods: frozenset[str] | None = None
         #: Whether calls fail, instead of waiting, where no server answers, as `stop_waiting` asks.
         self.stopped_waiting = False
-        #: Lanes to the same server with other options; they follow this one when it moves.
-        self._derived: weakref.WeakSet[Lane] = weakref.WeakSet()
         self._closed = False
         self._start_anew()
         survive(self)
@@ -74,15 +73,6 @@ class Lane:
         #: an old address; it may not know for seconds, and is not awaited.
         self._dialler: Event | None = None
 
-    def derive(self, **changes: Any) -> "Lane":
-        """Returns a lane with other options to the same server, also after moves."""
-        with self._lock:
-            if self.stopped_waiting:
-                changes["wait_for_ready"] = False
-            derived = Lane(self.options._replace(**changes))
-            self._derived.add(derived)
-            return derived
-
     def listed_methods(self) -> frozenset[str]:
         """Returns the methods that the server listed last; empty if none. They may have changed."""
         if self.methods is None and (server := server_at(self.options)) is not None:
@@ -97,8 +87,9 @@ class Lane:
         timeout_s: float | None,
         *,
         blocking: bool,
+        waits: bool | None = None,
     ) -> PendingCall:
-        """Sends a call; `blocking`: the caller waits at once. May raise SerializationError."""
+        """Sends a call; as `Connection.submit`. May raise SerializationError."""
         while SERVERS and not self._closed:
             options = self.options
             server = server_at(options)
@@ -112,7 +103,8 @@ class Lane:
             if call.begin(args, kwargs, blocking=blocking):
                 return call
             break
-        return self.send(method, pack((args, kwargs)), timeout_s, blocking=blocking)
+        arguments = pack((args, kwargs))
+        return self.send(method, arguments, timeout_s, blocking=blocking, waits=waits)
 
     def forward(self, method: str, arguments: Parcel, timeout_s: float | None) -> PendingCall:
         """As `submit`, with packed arguments, for a caller that does not wait."""
@@ -136,12 +128,20 @@ class Lane:
         return call
 
     def send(
-        self, method: str, arguments: Parcel, timeout_s: float | None, *, blocking: bool
+        self,
+        method: str,
+        arguments: Parcel,
+        timeout_s: float | None,
+        *,
+        blocking: bool,
+        waits: bool | None = None,
     ) -> PendingCall:
         """Sends a call, or has it wait for a connection; as `submit`."""
         if self.options.compress:
             arguments = compressed(arguments)
         call = WireCall(self, method, arguments, timeout_s, is_shared=not blocking)
+        if waits is not None:
+            call.waits = waits
         link = self._link
         try:
             if link is not None and link.refresh():
@@ -165,7 +165,7 @@ class Lane:
 
     def resubmit(self, call: WireCall, reason: str, *, unsent: bool = False) -> None:
         """Sends again what did not run, or may run twice; `unsent`: the server had left before."""
-        waits = self.options.wait_for_ready
+        waits = self._waits(call)
         if call.may_have_run and not waits:
             call.settle(ServerLostError(f"{call.where}: {reason}; {call.what_ran()}"))
         elif not waits and not unsent:
@@ -173,11 +173,17 @@ class Lane:
         else:
             self._wait_in_line(call)
 
+    def _waits(self, call: WireCall) -> bool:
+        wanted = self.options.wait_for_ready if call.waits is None else call.waits
+        return wanted and not self.stopped_waiting
+
     def _wait_in_line(self, call: WireCall) -> None:
         with self._lock:
             closed = self._closed
             if not closed:
                 self._unsent.append(call)
+                if self._dialler is not None and not self._waits(call):
+                    self._dialler.set()  # it learns at once whether a server answers
         if closed:
             call.settle(CallCancelledError(f"{call.where}: the client was closed"))
         else:
@@ -226,18 +232,13 @@ class Lane:
 
     def _dial(self, own: Event) -> None:
         _dialling.add(own)
-        try:
-            self._dial_until_done(own)
-        finally:
-            _dialling.discard(own)
-
-    def _dial_until_done(self, own: Event) -> None:
         began_at = time.monotonic()
         pause_s = _FIRST_PAUSE_S
         speechless = 0
         while True:
             try:
                 if not self._goes_on(own):
+                    _dialling.discard(own)
                     return
                 options = self.options
                 dialled = dial(options, self._time_left(), over_grpc=speechless > 0)
@@ -245,7 +246,7 @@ class Lane:
                 self._use(
                     Link(
                         dialled.channel,
-                        frozenset(dialled.introduction.idempotent),
+                        frozenset((LIST_METHODS, *dialled.introduction.idempotent)),
                         # Not the lane itself: it must be freed, with its connection, when its
                         # client is.
                         functools.partial(_note_end, weakref.ref(self)),
@@ -255,11 +256,9 @@ class Lane:
                 )
             except SpeechlessError as error:
                 speechless += 1
-                if not self.options.wait_for_ready or speechless >= _MAX_SPEECHLESS:
-                    self._fail(error, own)
+                self._fail(error, own, spares=speechless < _MAX_SPEECHLESS)
             except ServerUnreachableError as error:
-                if not self.options.wait_for_ready:
-                    self._fail(error, own)
+                self._fail(error, own, spares=True)
             except CourierError as error:
                 self._fail(error, own)
             except Exception as error:  # noqa: BLE001 - the callers must get it
@@ -327,15 +326,22 @@ class Lane:
         for call in waiting:
             call.wake()
 
-    def _fail(self, error: CourierError, own: Event, *, resigns: bool = False) -> None:
-        """Fails waiting calls, unless they wait for another address; `resigns`: all in one step."""
+    def _fail(
+        self, error: CourierError, own: Event, *, resigns: bool = False, spares: bool = False
+    ) -> None:
+        """Fails waiting calls, unless they wait for another address.
+
+        `spares` those that go on waiting; `resigns`: all in one step.
+        """
         with self._lock:
             if self._dialler is not own:
                 return
-            waiting, self._unsent = self._unsent, []
+            spared = [call for call in self._unsent if spares and self._waits(call)]
+            failed = [call for call in self._unsent if not (spares and self._waits(call))]
+            self._unsent = spared
             if resigns:
                 self._dialler = None
-        self._fail_all(waiting, error)
+        self._fail_all(failed, error)
 
     def _fail_all(self, waiting: Sequence[WireCall], error: CourierError) -> None:
         # Not those below them, which users do not know.
@@ -357,13 +363,10 @@ class Lane:
     def open_futures(self) -> list[PendingCall]:
         with self._lock:
             calls: list[PendingCall] = [*self._unsent, *self._calls]
-            links, derived = list(self._links), list(self._derived)
+            links = list(self._links)
         for link in links:
             calls += [each for each in link.exchanges() if isinstance(each, WireCall)]
-        calls = [call for call in calls if call.is_shared and not call.is_settled]
-        for each in derived:
-            calls += each.open_futures()
-        return calls
+        return [call for call in calls if call.is_shared and not call.is_settled]
 
     def stop_waiting(self) -> None:
         """Makes calls fail from now on with ServerUnreachableError where no server answers."""
@@ -373,56 +376,36 @@ class Lane:
             waiting, self._unsent = self._unsent, []
             if self._dialler is not None:
                 self._dialler.set()
-            derived = list(self._derived)
         error = ServerUnreachableError(f"{self.options.where}: no server answers any more")
         self._fail_all(waiting, error)
-        for each in derived:
-            each.stop_waiting()
 
     def move(self, address: str | None) -> None:
         """Closes the connection, whose calls raise ServerLostError; None: stays at the address.
 
         Otherwise calls go to another address from now on, also waiting ones.
         """
-        # Without locks, because callers whose calls end here may call again.
-        for finish in self._move(address):
-            finish()
-
-    def _move(self, address: str | None) -> list[Callable[[], object]]:
-        # All under the lock, so that of two concurrent moves the same one wins everywhere.
         with self._lock:
-            finishes: list[Callable[[], object]] = []
-            target = address or self.options.address
-            if address is None or target != self.options.address:
-                reason = f"the server moved to {target}"
-                finishes += [functools.partial(call.lose, reason) for call in self._calls]
-                self._calls.clear()
-                finishes.append(self._leave_for(target))
-            for derived in list(self._derived):
-                finishes += derived._move(address)
-            return finishes
-
-    def _leave_for(self, address: str) -> Callable[[], None]:
-        """Returns a function that closes the present connection; the lock is held here, not there."""
-        left = self.options.address
-        self.options = self.options._replace(address=address)
-        self.methods = None
-        links = self._take_links()
-        if self._dialler is not None:
-            self._dialler.set()
-            self._dialler = None
-
-        def finish() -> None:
-            reason = (
-                f"the server at {address} is lost"
-                if left == address
-                else f"the server moved from {left} to {address}"
+            left = self.options.address
+            if address == left:
+                return
+            target = address or left
+            self.options = self.options._replace(address=target)
+            self.methods = None
+            links, calls = self._take_links(), list(self._calls)
+            self._calls.clear()
+            if self._dialler is not None:
+                self._dialler.set()
+                self._dialler = None
+        # Without the lock, because callers whose calls end here may call again.
+        for call in calls:
+            call.lose(f"the server moved to {target}")
+        for link in links:
+            link.fail(
+                f"the server moved from {left} to {address}"
+                if address
+                else f"the server at {left} is lost"
             )
-            for link in links:
-                link.fail(reason)
-            self._have_dialled()
-
-        return finish
+        self._have_dialled()
 
     def _take_links(self) -> list[Link]:
         links = list(self._links)

@@ -451,14 +451,9 @@ def wait_until_ready(client: object, timeout_s: Timeout = None) -> None:
     Example:
         courier.wait_until_ready(client, timeout_s=30)
     """
-    connection = connection_of(client)
+    connection, left_s = connection_of(client), timeout_seconds(timeout_s)
     connection.check_calling("wait_until_ready")
-    options = {"wait_for_ready": True, "timeout_s": timeout_seconds(timeout_s)}
-    waiting = _client_of(connection.derive(**options))
-    try:
-        list_methods(waiting)
-    finally:
-        close(waiting)
+    connection.finish(connection.submit(LIST_METHODS, (), {}, left_s=left_s, waits=True))
 
 
 #: What a method may return in place of the result of its callers.

@@ -50,7 +50,6 @@ class Connection:
         self.unread = set[str]()
         #: Whether new calls are refused outside of handlers.
         self.draining = False
-        self._impatient: Connection | None = None
         self._survive_fork()
         survive(self)
 
@@ -74,19 +73,6 @@ class Connection:
         # For methods of clients
         return Connection.to, (self.options,)
 
-    def derive(self, **changes: Any) -> "Connection":
-        lane = self.lane.derive(**changes)
-        return Connection(lane, lane.options.timeout_s)
-
-    def impatient(self) -> "Connection":
-        """Returns a connection to the same server that never waits for it; ends with this one."""
-        with self._lock:
-            if self._impatient is None:
-                self._impatient = self.derive(wait_for_ready=False)
-                if self._closed_since:
-                    self._impatient.close()
-            return self._impatient
-
     def with_timeout(self, timeout_s: float | None) -> "Connection":
         view = Connection(self.lane, timeout_s, self._base or self)
         if self.draining:
@@ -101,14 +87,12 @@ class Connection:
         with self._lock:
             self._closed_since = self._closed_since or reason or _CLOSED
             self._is_limited = True
-            impatient, pending = self._impatient, list(self._pending)
+            pending = list(self._pending)
         if self._base is None:
             self.lane.close(reason or "the client was closed")
         for call in pending:
             if not call.is_settled:
                 call.cancel()
-        if impatient is not None:
-            impatient.close(reason)
 
     def stop_calling(self) -> None:
         """Makes new calls fail, except those that a handler needs for its answer."""
@@ -162,11 +146,12 @@ class Connection:
         *,
         blocking: bool = True,
         left_s: float | None = _ALL,
+        waits: bool | None = None,
     ) -> PendingCall:
         """Sends a call; `blocking`: the caller waits at once.
 
         `left_s` is the rest of the timeout of a call that has begun elsewhere, which only a closed
-        client refuses.
+        client refuses. `waits`: for a server that is not there; by default as the client does.
         """
         if left_s is not _ALL:
             self._check_open()
@@ -177,7 +162,7 @@ class Connection:
         if LEFT:
             clear_up()
         try:
-            call = self.lane.submit(method, args, kwargs, left_s, blocking=blocking)
+            call = self.lane.submit(method, args, kwargs, left_s, blocking=blocking, waits=waits)
         except SerializationError as error:
             raise _cannot_send(method, error) from error.__cause__
         return call if self._base is None else self._tracked(call)
@@ -209,7 +194,7 @@ class Connection:
         if self._callbacks.submit(task).cancelled():
             task()
 
-    def lacks(self, method: str) -> bool:
+    def lacks(self, method: str, waits: bool | None = None) -> bool:
         """Returns whether the server certainly lacks a method.
 
         It is asked, because it may have more than it has listed. If it has listed none, or does not
@@ -218,28 +203,28 @@ class Connection:
         known = self.lane.listed_methods()
         if not known or method in known:
             return False
-        asked = self._ask_methods()
+        asked = self._ask_methods(waits)
         return asked is not None and method not in asked
 
-    def methods(self) -> frozenset[str]:
+    def methods(self, waits: bool | None = None) -> frozenset[str]:
         """Returns the names of methods, if the server answers soon. Never raises."""
-        return self._ask_methods() or self.lane.listed_methods()
+        return self._ask_methods(waits) or self.lane.listed_methods()
 
     def describe(self, method: str) -> tuple[Any, Any]:
         return self._ask(DESCRIBE_METHOD, method) or (None, None)
 
-    def _ask_methods(self) -> frozenset[str] | None:
-        names = self._ask(LIST_METHODS)
+    def _ask_methods(self, waits: bool | None) -> frozenset[str] | None:
+        names = self._ask(LIST_METHODS, waits=waits)
         if names is None:
             return None
         self.lane.methods = frozenset(names)
         return self.lane.methods
 
-    def _ask(self, question: str, *args: str) -> Any:
+    def _ask(self, question: str, *args: str, waits: bool | None = None) -> Any:
         """Asks the server; None if it does not answer soon."""
         try:
             self.check_calling(question)
-            return self.finish(self.submit(question, args, {}, left_s=_ASK_S))
+            return self.finish(self.submit(question, args, {}, left_s=_ASK_S, waits=waits))
         except Exception:  # noqa: BLE001 - after any error, nothing is known
             return None
 

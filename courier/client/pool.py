@@ -49,11 +49,8 @@ PoolChoice = Literal["round_robin", "least_loaded"]
 
 class _PoolMember:
     def __init__(self, client: object, place: int, timing: Timing) -> None:
-        self._own = connection_of(client)
-        # Does not wait, so that the pool learns at once that a server is away, and asks another
-        # one.
-        self.connection: Connection = self._own.impatient()
-        self.name = self._own.lane.options.address
+        self.connection: Connection = connection_of(client)
+        self.name = self.connection.lane.options.address
         # From its place in the list: its address differs from host to host behind tunnels, and from
         # run to run.
         self._digest = hashlib.blake2b(str(place).encode()).digest()
@@ -72,11 +69,11 @@ class _PoolMember:
 
     @property
     def waits(self) -> bool:
-        return self._own.lane.options.wait_for_ready
+        return self.connection.lane.options.wait_for_ready
 
     @property
     def timeout_s(self) -> float:
-        timeout_s = self._own.timeout_s
+        timeout_s = self.connection.timeout_s
         return math.inf if timeout_s is None else timeout_s
 
     def weight(self, key: bytes) -> bytes:
@@ -255,10 +252,10 @@ class Pool(_PoolView, Generic[T]):
 
     def _methods(self) -> frozenset[str]:
         there, away = self._by_presence(self._members)
-        return (there or away)[0].connection.methods()
+        return (there or away)[0].connection.methods(waits=False)
 
     def _check(self, name: str) -> None:
-        if all(member.connection.lacks(name) for member in self._members):
+        if all(member.connection.lacks(name, waits=False) for member in self._members):
             raise self._members[0].connection.unknown(name)
 
     def _order(self, key: bytes | None) -> Sequence[_PoolMember]:
@@ -337,16 +334,19 @@ class PoolCall:
         if not self._has_begun:
             # Checked only here, in the thread and context of the caller: a call that began
             # continues.
-            member._own.check_calling(self.method)
+            member.connection.check_calling(self.method)
             self._has_begun = True
         self._asked_at = time.monotonic()
         left_s = self._left_s(member)
+        # Does not wait, so that the pool learns at once that a server is away, and asks another
+        # one.
         return member.connection.submit(
             self.method,
             self._args,
             self._kwargs,
             blocking=blocking,
             left_s=None if left_s == math.inf else max(0.0, left_s),
+            waits=False,
         )
 
     def refusal(self, pending: PendingCall, member: _PoolMember) -> CourierError | None:

@@ -284,6 +284,14 @@ def test_a_server_that_was_never_started_is_passed_over_and_turns_are_even(
     assert {pool.by_key(key).who() for key in KEYS} == {0, 1, 2}
 
 
+def test_a_pool_does_not_wait_where_a_call_of_its_client_does(three: Group, away: Connect) -> None:
+    client = away()
+    waiting = client.futures.who()
+    assert courier.Pool([client, *three.clients]).who() in (0, 1, 2)
+    assert not waiting.done()
+    courier.close(client)
+
+
 def test_a_killed_server_is_replaced_by_the_others_and_comes_back_at_its_port(
     script: Script, connect: Connect, serve: Serve, reserve: Reserve
 ) -> None:
