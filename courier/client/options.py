@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 from courier._timing import DEFAULT, Timing
-from courier.wire.address import place
 from courier.wire.secret import Secret
 from courier.wire.tls import TlsCredentials
 
@@ -26,4 +25,4 @@ class ClientOptions(NamedTuple):
 
     @property
     def where(self) -> str:
-        return place(self.address, self.name)
+        return f"{self.name} ({self.address})" if self.name else self.address

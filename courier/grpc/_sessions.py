@@ -58,9 +58,8 @@ class Sessions:
     def open(self, message: pb.Sealed) -> tuple[pb.RequestHead, SessionKey]:
         """Checks the sender of a request, and that it is no repetition; raises an error if not."""
         head = parse(pb.RequestHead, message.head)
-        key = self._admit(
-            head.session, head.sequence, lambda key: key.is_request(message.head, message.seal)
-        )
+        session, number = head.session, head.sequence
+        key = self._admit(session, number, message.seal, lambda key: key.seal_request(message.head))
         return head, key
 
     def open_service(
@@ -75,18 +74,18 @@ class Sessions:
             raise ProtocolError(f"{SEQUENCE_KEY} is a number with at most {_MAX_DIGITS} digits")
         sequence = int(number)
 
-        def is_sealed(key: SessionKey) -> bool:
-            return hmac.compare_digest(key.seal_service(b"request", path, sequence, request), seal)
+        def sealed(key: SessionKey) -> bytes:
+            return key.seal_service(b"request", path, sequence, request)
 
-        return sequence, self._admit(name, sequence, is_sealed)
+        return sequence, self._admit(name, sequence, seal, sealed)
 
     def _admit(
-        self, name: bytes, sequence: int, is_sealed: Callable[[SessionKey], bool]
+        self, name: bytes, sequence: int, seal: bytes, seal_of: Callable[[SessionKey], bytes]
     ) -> SessionKey:
         session = self._proven.get(name) or self._unproven.get(name)
         if session is None:
             raise AuthenticationError("unknown session; say hello first")
-        if not is_sealed(session.key):
+        if not hmac.compare_digest(seal_of(session.key), seal):
             raise AuthenticationError("wrong seal: the client does not hold the secret")
         if not session.window.admit(sequence):
             raise AuthenticationError("this request was already received")

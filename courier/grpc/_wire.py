@@ -59,11 +59,7 @@ def sealed(head: bytes, seal: bytes, parcel: Parcel | None) -> pb.Sealed:
     return message
 
 
-def inline_parcel(message: pb.Sealed, expected: pb.Parcel) -> Parcel:
-    return checked(_inside(message), expected)
-
-
-def _inside(message: pb.Sealed) -> Parcel:
+def inside(message: pb.Sealed) -> Parcel:
     return Parcel(message.pickle, [writable_copy(data) for data in message.buffers])
 
 
@@ -79,7 +75,7 @@ async def receive(message: pb.Sealed, expected: pb.Parcel, pieces: AsyncIterator
     """Returns a parcel from its message, or the `Piece` messages after it; not `checked`."""
     buffers = len(message.buffers)
     if len(message.pickle) == expected.pickle_bytes and buffers == len(expected.buffer_bytes):
-        return _inside(message)
+        return inside(message)
     assembler = ParcelAssembler(expected.pickle_bytes, expected.buffer_bytes)
     while assembler.room is not None:
         piece = await anext(pieces, None)

@@ -56,6 +56,11 @@ _OPTIONS = (
 )
 
 _STOPS = "the server stops"
+_CODES: dict[type[CourierError], grpc.StatusCode] = {
+    AuthenticationError: grpc.StatusCode.UNAUTHENTICATED,
+    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+    ServerBusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
 
 R = TypeVar("R")
 
@@ -214,14 +219,9 @@ class FrontDoor:
             context.add_done_callback(self._open.discard)
             try:
                 return await answer(request, context)
-            except AuthenticationError as error:
-                code, text = grpc.StatusCode.UNAUTHENTICATED, str(error)
-            except ProtocolError as error:
-                code, text = grpc.StatusCode.INVALID_ARGUMENT, str(error)
-            except ServerBusyError as error:
-                code, text = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
-            except CourierError as error:  # the method of another service
-                code, text = grpc.StatusCode.UNKNOWN, str(error)
+            except CourierError as error:
+                # UNKNOWN: the method of another service has raised.
+                code, text = _CODES.get(type(error), grpc.StatusCode.UNKNOWN), str(error)
             except asyncio.CancelledError:
                 if not self._stopping:
                     raise  # the client has left
@@ -242,8 +242,7 @@ class FrontDoor:
     async def _call(self, request: bytes, context: Any) -> bytes:
         message = _wire.parse(pb.Sealed, request)
         head, key = self._admit(message, context)
-        arguments = functools.partial(_wire.inline_parcel, message, head.arguments)
-        return await self._answer(head, key, arguments, context)
+        return await self._answer(head, key, [_wire.inside(message)], context)
 
     async def _send(self, pieces: AsyncIterator[bytes], context: Any) -> bytes:
         opening = await anext(pieces, None)
@@ -251,24 +250,23 @@ class FrontDoor:
             raise ProtocolError("an empty stream")
         message = _wire.parse(pb.Piece, opening).opening
         head, key = self._admit(message, context)
-        received = await _wire.receive(message, head.arguments, pieces)
+        received = [await _wire.receive(message, head.arguments, pieces)]
         if await anext(pieces, None) is not None:
             raise ProtocolError("the peer sent more bytes than it had announced")
-        arguments = functools.partial(_wire.checked, received, head.arguments)
-        del received
-        return await self._answer(head, key, arguments, context)
+        return await self._answer(head, key, received, context)
 
     async def _answer(
         self,
         head: pb.RequestHead,
         key: SessionKey,
-        arguments: Callable[[], Parcel],
+        received: list[Parcel],
         context: Any,
     ) -> bytes:
+        """Runs a method; takes its arguments out of the list, so that only the step holds them."""
         call = self._watch(context, head.method)
-        step = functools.partial(_run, self._dispatcher, head.method, arguments, call)
-        del arguments
-        outcome = await self._handled(step)
+        outcome = await self._handled(
+            functools.partial(_run, self._dispatcher, head, received.pop(), call)
+        )
         if isinstance(outcome, Later):
             outcome = _describe_outcome(await _settled(outcome))
         if isinstance(outcome, Items):
@@ -427,11 +425,11 @@ class FrontDoor:
 
 
 def _run(
-    dispatcher: Dispatcher, method: str, arguments: Callable[[], Parcel], call: CallContext
+    dispatcher: Dispatcher, head: pb.RequestHead, arguments: Parcel, call: CallContext
 ) -> Reply | Items | Later:
     if call.cancelled:
         raise ProtocolError("cancelled while it waited")
-    outcome = dispatcher.run(method, arguments(), call)
+    outcome = dispatcher.run(head.method, _wire.checked(arguments, head.arguments), call)
     return outcome if isinstance(outcome, Items | Later) else _describe_outcome(outcome)
 
 

@@ -91,8 +91,7 @@ class UnprovenPeer:
                 yield from self._redirect(opening)
                 return
         if handshake.read_prefix(opening) is handshake.Purpose.HEALTH:
-            healthy = handshake.Health(reception.is_healthy)
-            self._socket.send(bytes((healthy,)))
+            self._socket.send(bytes((reception.is_healthy,)))
             raise ConnectionResetError
         carrier = self._carrier = yield from self._make_carrier()
         hello = yield from self._exactly(handshake.HELLO_BYTES)

@@ -84,16 +84,24 @@ class SegmentPool:
 
         Returns their places, and descriptors to send and then to close; None if all go inline.
         """
-        frozen = [frozen_of(buffer) for buffer in parcel.buffers]
-        large = {
-            index: buffer
-            for index, (part, buffer) in enumerate(zip(frozen, parcel.buffers, strict=True))
-            if part is None and len(buffer) >= MIN_BYTES
-        }
         regions: list[Region] = []
         descriptors: list[int] = []
-        places: list[tuple[int, int] | None] = [None] * len(frozen)
-        _place_frozen(frozen, regions, descriptors, places)
+        places: list[tuple[int, int] | None] = [None] * len(parcel.buffers)
+        known: dict[Frozen, int] = {}
+        large: dict[int, WritableBuffer] = {}
+        for index, buffer in enumerate(parcel.buffers):
+            if (part := frozen_of(buffer)) is None:
+                if len(buffer) >= MIN_BYTES:
+                    large[index] = buffer
+                continue
+            whole, offset = part
+            if whole not in known:
+                if len(regions) >= _MAX_FROZEN:
+                    continue
+                regions.append(Region(0, whole.size, is_new=True))
+                descriptors.append(whole.lend())
+                known[whole] = len(regions)
+            places[index] = (known[whole], offset)
         total = sum(_aligned(len(buffer)) for buffer in large.values())
         segment = self._take(_DATA + total) if total else None
         if segment is not None:
@@ -149,26 +157,6 @@ class SegmentPool:
         with self._lock:
             self._closed = True
             self._segments.clear()
-
-
-def _place_frozen(
-    frozen: Sequence["tuple[Frozen, int] | None"],
-    regions: list[Region],
-    descriptors: list[int],
-    places: list[tuple[int, int] | None],
-) -> None:
-    known: dict[int, int] = {}
-    for index, part in enumerate(frozen):
-        if part is None:
-            continue
-        whole, offset = part
-        if id(whole) not in known:
-            if len(regions) >= _MAX_FROZEN:
-                continue
-            regions.append(Region(0, whole.size, is_new=True))
-            descriptors.append(whole.lend())
-            known[id(whole)] = len(regions)
-        places[index] = (known[id(whole)], offset)
 
 
 def _aligned(size: int) -> int:

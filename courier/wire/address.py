@@ -49,10 +49,6 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def place(address: str, name: str) -> str:
-    return f"{name} ({address})" if name else address
-
-
 def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True

@@ -4,7 +4,8 @@
     server: length, its nonce, its proof, its introduction
     client: its proof; frames follow
 
-A purpose other than a call is answered at once: a health check takes one byte and no proof.
+A purpose other than a call is answered at once: a health check takes one byte and no proof. It is 1 if
+the server serves, else 0.
 
     session key    = HMAC-SHA256(secret, "courier.v2 session" | client nonce | server nonce)
     introduction   = JSON with blanks behind it, xor SHAKE-256(session key | "courier.v2 introduction")
@@ -61,13 +62,6 @@ class Purpose(enum.IntEnum):
 
     CALLS = 0
     HEALTH = 1
-
-
-class Health(enum.IntEnum):
-    """The answer to a health check."""
-
-    NOT_SERVING = 0
-    SERVING = 1
 
 
 class Introduction(NamedTuple):

@@ -1,7 +1,6 @@
 """The identity of this machine, and of the peer of a unix socket."""
 
 import contextlib
-import functools
 import os
 import socket
 import struct
@@ -12,23 +11,15 @@ _CREDENTIALS = struct.Struct("3i")
 ABSTRACT = os.name == "posix" and hasattr(socket, "SO_PEERCRED")
 
 
-@functools.lru_cache(maxsize=1)
-def _boot() -> str:
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
-
-
 def host_name() -> str:
     """Returns an identity shared by all processes that can reach one another's unix sockets.
 
     It names the running kernel and the network namespace, to which the sockets belong. Empty where
     the system does not tell.
     """
-    if not ABSTRACT or not _boot():
-        return ""
     with contextlib.suppress(OSError):
-        return f"{_boot()}/{Path('/proc/self/ns/net').stat().st_ino}"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/net').stat().st_ino}"
     return ""
 
 

@@ -110,9 +110,6 @@ class SessionKey:
         content = path.encode() + sequence.to_bytes(8, "big") + hashlib.sha256(message).digest()
         return hmac.digest(self._key, b"courier.v1 service " + direction + content, "sha256")
 
-    def is_request(self, head: bytes, seal: bytes) -> bool:
-        return hmac.compare_digest(self.seal_request(head), seal)
-
 
 class SequenceWindow:
     """Admits every sequence number once: the server's half of "at most once". Not thread-safe."""
