@@ -104,7 +104,6 @@ class Collectives:
         return self._takes[device]
 
     def buffer(self, nbytes: int) -> Array:
-        """Returns memory with which `reduce_later` is fastest; as `Carrier.buffer`."""
         return self._carrier.buffer(nbytes)
 
     def reduce_later(self, array: Any, op: Op, label: str) -> Future[None]:
@@ -118,7 +117,6 @@ class Collectives:
             return self._last
 
     def finish(self, later: Future[None]) -> None:
-        """Waits for the calls in the background."""
         begun_at = time.monotonic()
         try:
             later.result()
@@ -126,7 +124,6 @@ class Collectives:
             self.seconds += time.monotonic() - begun_at
 
     def abort(self, error: Exception) -> None:
-        """Makes all calls raise this error. Thread-safe."""
         self._error = error
         self._is_aborted.set()
         if self._awaited is not None:

@@ -169,7 +169,6 @@ class CourierCarrier(Carrier):
             self._spread(array)
 
     def _spread(self, array: Array) -> None:
-        """Gives the leader's array to its group."""
         if self._arrays is not None:
             self._arrays.next_turn()
             self._arrays.broadcast(array, 0, self._meet_group)
@@ -256,7 +255,6 @@ class CourierCarrier(Carrier):
         raise AssertionError(f"the calls were different, and now are not: {calls}")
 
     def _connect(self) -> None:
-        """Forms the groups of replicas that share memory."""
         places = self._meet_all(_PLACES, None if self._own is None else self._own.place)
         self._group = self._open_group(places)
         groups = divide(self._machines, self._meet_all(_OPENED, self._group is not None))
@@ -276,7 +274,6 @@ class CourierCarrier(Carrier):
             self._leaders = Leaders(self._courier, leaders, ring)
 
     def _meet_all(self, turn: int, item: Any) -> list[Any]:
-        """Returns the value of each replica, by rank."""
         items: list[Any] = self._courier.meet(turn, 0, item, list, self.size)
         return items
 

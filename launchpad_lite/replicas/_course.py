@@ -36,7 +36,6 @@ class Course:
 
     @property
     def places(self) -> list[LoopPlace]:
-        """Copies of the places from the outermost loop to the last run."""
         return [LoopPlace(**vars(place)) for place in self._path]
 
     @property
@@ -52,7 +51,6 @@ class Course:
         return any(place.is_over for place in self._path)
 
     def enter(self, kind: str) -> LoopPlace:
-        """Returns the place of a call that begins."""
         level = self._open_loops
         number = self._path[level].number + 1 if level < len(self._path) else 1
         place = LoopPlace(kind, number)

@@ -11,7 +11,6 @@ from launchpad_lite.replicas.errors import ReplicaError
 
 
 def count() -> int:
-    """Returns how many devices there are here: GPUs, or cores where there is none."""
     torch = loaded_module("torch")
     gpus = len(visible_devices()[0]) if torch is None else int(torch.cuda.device_count())
     return gpus or len(os.sched_getaffinity(0))

@@ -108,7 +108,6 @@ class GpuCarrier(Carrier):
         return c10d.ProcessGroupNCCL(store, self.rank, self.size, options)
 
     def _run(self, array: Any, options: Any) -> None:
-        """Combines a tensor, and waits until that is over."""
         try:
             if self._group is None:
                 self._group = self._connect()

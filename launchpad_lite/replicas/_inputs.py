@@ -81,7 +81,6 @@ class Pipeline:
         self._may_overlap: bool | None = None if is_iterable else False
 
     def take(self) -> Batch:
-        """Returns the next batch."""
         try:
             value = self._next_batch()
         except StopIteration:
@@ -131,7 +130,6 @@ class SharedPipeline:
         self._batches: dict[int, Sequence[Batch]] = {}
 
     def take(self, position: int, part: int) -> Batch:
-        """Returns a part of the batch at a position."""
         with self._lock:
             if position not in self._batches:  # all replicas ask for each of them, until the end
                 self._batches[position] = self._fetch()

@@ -21,11 +21,9 @@ class State:
     """
 
     def __init__(self, **values: Any) -> None:
-        """Makes it with the first values."""
         vars(self).update(values)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the values."""
         return {name: taken_from(value) for name, value in vars(self).items()}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
@@ -117,7 +115,6 @@ def _is_array(thing: Any) -> bool:
 
 
 def _is_value(thing: Any) -> bool:
-    """Returns whether it never changes."""
     if isinstance(thing, (tuple, frozenset)):
         return all(map(_is_value, thing))
     is_leaf = bool(_nests.kind(thing)) or isinstance(thing, (str, bytes, type(None)))

@@ -56,7 +56,6 @@ class Courier:
         return put(self._generation, key, item)  # type: ignore[no-any-return]
 
     def take(self, key: Any) -> Any:
-        """Waits for an item from another replica."""
         return self._box.take(self._generation, key)
 
     def wait(self, future: Future[Any], rank: int) -> Any:
@@ -74,7 +73,6 @@ class Courier:
             self._waits_for = None
 
     def interrupt(self, error: Exception) -> None:
-        """Ends all waits here with an error."""
         with self._lock:
             self._error = error
             waits_for = self._waits_for
@@ -103,7 +101,6 @@ class Leaders:
         return self._courier.meet(self._turn, self._ranks[0], item, join, len(self._ranks))
 
     def all_gather(self, item: Any) -> dict[int, Any]:
-        """Returns the value of each leader, by rank."""
         self._turn += 1
         others = [rank for rank in self._ranks if rank != self._courier.rank]
         with _OpenPuts(self._courier) as puts:

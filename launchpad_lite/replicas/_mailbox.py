@@ -12,8 +12,6 @@ Join = Callable[[Sequence[Any]], Any]
 
 
 class _Gathering:
-    """Several replicas give items, and all get the result."""
-
     def __init__(self) -> None:
         self.items: dict[int, Any] = {}
         self.answers: list[Future[Any]] = []

@@ -27,8 +27,6 @@ class GenerationEnd(NamedTuple):
 
 
 class _Seat:
-    """The place of one replica, from its arrival until its generation ends."""
-
     def __init__(self, info: Any) -> None:
         loop = asyncio.get_running_loop()
         self.info = info

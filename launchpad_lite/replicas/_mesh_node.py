@@ -30,7 +30,6 @@ class MeshNode(ReplicaNode):
     """All replicas of a worker as a node. For the other workers, it is one replica."""
 
     def run(self) -> None:
-        """Runs the user's code in a thread for each replica."""
         repl = self._replicator
         count = repl.replicas_per_worker * repl.devices_per_replica
         devices = _devices.of_jax(count)

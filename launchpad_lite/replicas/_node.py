@@ -41,8 +41,6 @@ _RETRY_S = 0.1
 
 
 class ReplicaNode:
-    """A replica as a node."""
-
     def __init__(
         self,
         replicator: "Replicator",
@@ -106,15 +104,12 @@ class ReplicaNode:
             lp.wait_for_stop()
 
     def save(self, folder: Path) -> None:
-        """Writes the state of the training, on replica 0."""
         self._training.save(folder)
 
     def restore(self, folder: Path) -> None:
-        """Reads it."""
         self._training.restore(folder)
 
     def replica_input(self, key: Key, position: int, part: int) -> Batch:
-        """Returns a part of a batch of the pipeline of this worker."""
         return self._pipelines.setdefault(key, Future()).result().take(position, part)
 
     def replica_results(self) -> "Future[Any]":
@@ -136,7 +131,6 @@ class ReplicaNode:
                 awaited.set_exception(ReplicaError(f"{self._name}: the program stops"))
 
     def _live(self) -> None:
-        """Takes part in one generation."""
         if self._is_guard and len(self._replicas) == 1 and not self._losses:
             _LOGGER.warning("%s: without checkpoints, a restart begins at step 0", self._name)
         if self._losses:
@@ -175,7 +169,6 @@ class ReplicaNode:
             answer.cancel()
 
     def _replicate(self, generation: Generation, collectives: Collectives) -> list[Any]:
-        """Runs the user's code; returns the results of all replicas."""
         members = [self._replicas[rank] for rank in generation.members]
         here = self._here(generation, collectives, self._training, members)
         here.size = collectives.size
@@ -216,7 +209,6 @@ class ReplicaNode:
 
     @contextlib.contextmanager
     def _met(self) -> Iterator[tuple[Generation, Collectives]]:
-        """Meets the other replicas in a block."""
         meeting = self._replicas[0]
         try:
             stream = meeting.replica_attend(self._rank, _machine())

@@ -17,8 +17,6 @@ _BLOCK_BYTES = 1 << 17
 
 
 class ArrayOperation:
-    """Combines arrays of one dtype."""
-
     def __init__(self, op: Op, dtype: Any, size: int) -> None:
         import numpy as np
 

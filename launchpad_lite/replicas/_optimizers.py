@@ -46,7 +46,6 @@ class Averaging:
 
 
 def _of_means(function: Callable[..., Any], mean: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Returns a function of gradients that averages them first."""
     first = next(iter(signature_of(function).parameters), "")
 
     @functools.wraps(function)

@@ -160,7 +160,6 @@ def like(leaf: Any, array: Array) -> Any:
 
 
 def combined(nests: Sequence[Any], op: Op) -> Any:
-    """Returns nested values of the same structure, combined leaf by leaf."""
     packed = [Packed(nest, op) for nest in nests]
     if differing := {each.text for each in packed} - {packed[0].text}:
         raise ValueError(f"results differ in structure: {packed[0].text} and {min(differing)}")

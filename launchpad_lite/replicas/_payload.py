@@ -31,7 +31,6 @@ def unpack(payload: Payload) -> Any:
 
 
 def written_bytes(payload: Payload) -> int:
-    """Returns how many bytes `write` needs."""
     return _offsets([len(part) for part in payload])[-1]
 
 
@@ -45,7 +44,6 @@ def write(payload: Payload, memory: Array) -> None:
 
 
 def read(memory: Array) -> list[Array]:
-    """Returns the payload that `write` has put into memory, without a copy."""
     (count,) = struct.unpack("<q", memory[:8].tobytes())
     sizes = struct.unpack(f"<{count}q", memory[8 : 8 * (1 + count)].tobytes())
     return [memory[at : at + size] for at, size in zip(_offsets(sizes), sizes, strict=False)]

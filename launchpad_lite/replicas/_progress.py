@@ -101,7 +101,6 @@ class TrainingProgress:
         self._at, self._step, self._shares = now, step, shares
 
     def close(self) -> None:
-        """Writes the rest."""
         if self._writer is not None:
             self._writer.close()
 

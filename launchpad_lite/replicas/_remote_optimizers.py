@@ -53,7 +53,6 @@ class Seen(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """How large the values are."""
         return sum(array.nbytes for array in self.arrays)
 
 
@@ -66,11 +65,9 @@ class ParameterPart:
     staleness: "collections.Counter[int]" = dataclasses.field(default_factory=collections.Counter)
 
     def seen(self) -> Seen:
-        """Returns the view for replicas."""
         return Seen(self.optimizer.arrays(), self.version, self.staleness)
 
     def updated(self, update: Update) -> "ParameterPart":
-        """Returns the result of an update."""
         optimizer = self.optimizer.copy()
         for step in update.steps:
             optimizer.step(step)
@@ -94,11 +91,9 @@ class RemoteOptimizer(abc.ABC):
 
     @property
     def staleness(self) -> "collections.Counter[int]":
-        """How many updates came between reading and updating: how often."""
         return sum((seen.staleness for seen in self._seen.values()), collections.Counter())
 
     def leaves(self) -> Iterator[Any]:
-        """Yields all parameters."""
         for part in self._parts.values():
             yield from part
 
@@ -177,7 +172,6 @@ class TorchRemote(RemoteOptimizer):
         super().__init__(type(optimizer).__name__, parts)
 
         def step(_: Any, closure: "Callable[[], Any] | None" = None) -> Any:
-            """Keeps the gradients for the servers."""
             import torch
 
             loss = None
@@ -207,8 +201,6 @@ class TorchRemote(RemoteOptimizer):
 
 
 class TorchServer:
-    """An optimizer of PyTorch, on a server."""
-
     def __init__(self, optimizer: Any, groups: Sequence[int]) -> None:
         """Takes over an optimizer with some of the parameters, and no empty group.
 
@@ -218,13 +210,11 @@ class TorchServer:
         self._groups = groups
 
     def copy(self) -> "TorchServer":
-        """Returns one that changes by itself."""
         # Not copy.deepcopy, which takes three times as long for many small parameters.
         places = _places(self._optimizer.param_groups)
         return TorchServer(_cut_out(self._optimizer, places)[0], self._groups)
 
     def step(self, step: OptimizerStep) -> None:
-        """Changes the parameters."""
         for group, number in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(step.settings[number])
         for parameter, gradient in zip(self._parameters(), step.gradients, strict=True):
@@ -233,7 +223,6 @@ class TorchServer:
         self._optimizer.zero_grad()
 
     def arrays(self) -> list[Array]:
-        """Returns the parameters."""
         return [_memory(parameter) for parameter in self._parameters()]
 
     def _parameters(self) -> Iterator[Any]:
@@ -386,8 +375,6 @@ def _put(nest: Any, arrays: Iterator[Array]) -> Any:
 
 
 class FunctionalServer:
-    """An optimizer with `init` and `update`, on a server."""
-
     def __init__(self, optimizer: Any, parameters: Any, state: Any) -> None:
         self._optimizer = optimizer
         self._parameters = parameters
@@ -401,11 +388,9 @@ class FunctionalServer:
         self.__dict__.update(state, _optimizer=pickle.loads(state["_optimizer"]))
 
     def copy(self) -> "FunctionalServer":
-        """Returns one that changes by itself."""
         return FunctionalServer(self._optimizer, self._parameters, self._state)
 
     def step(self, step: OptimizerStep) -> None:
-        """Changes the parameters: replaces each of them."""
         import numpy as np
 
         given = iter(step.gradients)
@@ -417,5 +402,4 @@ class FunctionalServer:
         )
 
     def arrays(self) -> list[Array]:
-        """Returns the parameters."""
         return [leaf for _, leaf in _nests.leaves(self._parameters)]

@@ -63,7 +63,6 @@ class SharedArrays:
         return offers
 
     def offer(self, payload: _payload.Payload) -> None:
-        """Offers a value to the others."""
         slot = self._group.slot(self._group.index, self._turn)
         nbytes = _payload.written_bytes(payload)
         if nbytes <= SLOT_BYTES - _HEAD_BYTES:

@@ -205,7 +205,6 @@ class SharedGroup:
         return self._slots[index][turn % _SLOTS]
 
     def chunk(self, index: int, number: int) -> Array:
-        """Returns one of the chunks of a replica, as bytes."""
         return self._chunks[index][number % CHUNKS]
 
     def buffer(self, index: int, number: int) -> Array:
@@ -297,7 +296,6 @@ class SharedGroup:
         return ReplicaLostError(f"replica {self.ranks[index]}: its process {pid} has ended")
 
     def _hear(self, missing: Callable[[int], bool], nbytes: int) -> list[ReplicaReport]:
-        """Waits for messages on the own bell, and reads them."""
         self._wait(missing)
         found = [
             ReplicaReport(*each) for each in MESSAGE.iter_unpack(os.read(self._own.bell, nbytes))
@@ -359,7 +357,6 @@ def _open(pid: int, descriptor: int, flags: int, kind: str) -> int:
 
 
 def _entry(number: int) -> int:
-    """Returns the offset of a buffer's entry in the table."""
     return (1 + number % _MAX_BUFFERS) * _BUFFER.size
 
 

@@ -71,7 +71,6 @@ class Training:
         self._first_arrays: dict[str, tuple[int, list[weakref.ref[Any]]]] = {}
 
     def begin(self) -> None:
-        """Notes that the code of the user begins."""
         self.step, self.course, self.kept = 0, Course(), {}
         self._first_arrays.clear()
 
@@ -80,7 +79,6 @@ class Training:
         self.step, self.course.saved = step, list(places)
 
     def newest(self) -> Snapshot | None:
-        """Returns the newest snapshot."""
         with self._changed:
             if self._snapshot is not None or self._file is None:
                 return self._snapshot
@@ -108,7 +106,6 @@ class Training:
         self._first_arrays[name] = self.step, [weakref.ref(each) for each in _arrays_of_jax(thing)]
 
     def begin_steps(self) -> None:
-        """Steps begin."""
         with self._changed:
             self._is_running = True
 
@@ -124,7 +121,6 @@ class Training:
             self.take()
 
     def take_at_end(self) -> None:
-        """Takes a snapshot at the end of a run or an epoch, if it may be needed."""
         if self.is_saved or self.is_guard:
             self.take()
 

@@ -77,7 +77,6 @@ class Bucket:
         self._future = self._collectives.reduce_later(self._array, "mean", label)
 
     def wait(self) -> None:
-        """Waits for the mean, or for its failure."""
         if self._future is not None:
             wait([self._future])
 

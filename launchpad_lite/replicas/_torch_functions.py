@@ -19,7 +19,6 @@ from launchpad_lite.replicas._collectives import Collectives
 
 
 def needs_gradient(nest: Any) -> bool:
-    """Returns whether a gradient is wanted for a tensor in a nested value."""
     torch = loaded_module("torch")
     if torch is None or not torch.is_grad_enabled():
         return False
@@ -27,7 +26,6 @@ def needs_gradient(nest: Any) -> bool:
 
 
 def all_reduce(collectives: Collectives, nest: Any, op: Op = "sum", label: str = "") -> Any:
-    """Returns nested values, each leaf combined over the replicas."""
     if op not in ("sum", "mean"):
         raise ValueError(
             f"there is no gradient of all_reduce({op!r}); use sum or mean, or tensors without "
@@ -64,8 +62,6 @@ def all_gather(collectives: Collectives, nest: Any, label: str = "") -> list[Any
 
 
 def broadcast(collectives: Collectives, nest: Any, source: int = 0, label: str = "") -> Any:
-    """Returns the nested values of one replica, whose structure all have."""
-
     def backward(gradients: Sequence[Any]) -> list[Any]:
         total = _reduced(collectives, gradients, "sum", label)
         return total if collectives.rank == source else [None] * len(total)

@@ -138,7 +138,6 @@ def _take_from_first(
 
 
 def _copy_first(collectives: Collectives, tensors: Sequence[Any], label: str) -> None:
-    """Copies tensors of replica 0 into those of the others."""
     import torch
 
     first = collectives.broadcast([tensor.detach() for tensor in tensors], 0, label)
@@ -148,8 +147,6 @@ def _copy_first(collectives: Collectives, tensors: Sequence[Any], label: str) ->
 
 
 class _Average:
-    """Averages the gradients of an optimizer."""
-
     def __init__(
         self,
         collectives: Collectives,
@@ -318,7 +315,6 @@ class _Average:
             self._buckets.append(bucket)
 
     def _known(self) -> set[int]:
-        """Returns the ids of the parameters in its buckets."""
         return {id(each) for bucket in self._buckets for each in bucket.parameters()}
 
     def _listen(self, number: int, bucket: Bucket) -> None:
