@@ -353,11 +353,6 @@ class Lane:
             else:
                 call.settle(kind(str(error)))
 
-    def link_ended(self, link: Link) -> None:
-        with self._lock:
-            if self._link is link:
-                self._link = None
-
     # Called by clients
 
     def open_futures(self) -> list[PendingCall]:
@@ -436,6 +431,7 @@ class Lane:
 
 
 def _note_end(reference: "weakref.ref[Lane]", link: Link) -> None:
-    lane = reference()
-    if lane is not None:
-        lane.link_ended(link)
+    if (lane := reference()) is not None:
+        with lane._lock:
+            if lane._link is link:
+                lane._link = None

@@ -145,7 +145,6 @@ class LocalCall(PendingCall):
     def _take(self, outcome: Outcome | Later) -> None:
         if isinstance(outcome, Items):
             self._is_open = True
-            self._context.continue_as_generator()
             stream = self._stream = _LocalStream(self, outcome)
             if not self.settle(stream):
                 stream.close()
@@ -157,7 +156,7 @@ class LocalCall(PendingCall):
                 # No caller waits for it: the server need not, either.
                 self._server.end(self)
         else:
-            self._context.answered()
+            self._context.end()
             self.settle(_own(outcome))
 
     def _take_late(self, outcome: Outcome) -> None:

@@ -134,7 +134,6 @@ class ServedConnection:
         elif isinstance(outcome, Later):
             outcome.then(lambda settled: self._settle(number, call, settled))
         elif isinstance(outcome, Items):
-            call.continue_as_generator()
             stream = _Stream(self, number, call, outcome, self._host)
             with self._lock:
                 gone = self._gone or number not in self._calls

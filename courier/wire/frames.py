@@ -13,6 +13,7 @@ All numbers are little-endian. Frames come only after the handshake has proved t
 frame is a ProtocolError, and ends the connection.
 """
 
+import functools
 import hmac
 import struct
 from collections.abc import Callable, Sequence
@@ -180,22 +181,18 @@ def encode(
 
 def call_meta(method: str, timeout_s: float | None) -> tuple[int, bytes]:
     """Returns kind and meta of a call; raises UnknownMethodError if the name is too long."""
-    if timeout_s is None:
-        known = _metas.get(method)
-        if known is not None:
-            return _CALL, known
+    name = _encoded(method)
+    return (
+        (_CALL, name) if timeout_s is None else (Kind.TIMED_CALL, _TIMEOUT.pack(timeout_s) + name)
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _encoded(method: str) -> bytes:
     name = method.encode("utf-8", "surrogatepass")
     if len(name) > _MAX_NAME_BYTES:
         raise UnknownMethodError(f"no method has a name of {len(name):,} bytes")
-    if timeout_s is None:
-        if len(_metas) < _MAX_METAS:
-            _metas[method] = name
-        return Kind.CALL, name
-    return Kind.TIMED_CALL, _TIMEOUT.pack(timeout_s) + name
-
-
-_metas: dict[str, bytes] = {}
-_MAX_METAS = 1024
+    return name
 
 
 def encode_small(
