@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -197,9 +197,3 @@ def _site() -> str:
         return ""
     code = frame.f_code
     return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
-
-
-def split(items: Sequence[T], rank: int, size: int) -> Sequence[T]:
-    """Returns the part of a list for one of several replicas; the parts are as even as possible."""
-    begin, end = (len(items) * part // size for part in (rank, rank + 1))
-    return items[begin:end]

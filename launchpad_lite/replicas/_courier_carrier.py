@@ -244,13 +244,10 @@ class CourierCarrier(Carrier):
         return Answer(self._group.meet(ReplicaReport(0, *place), _compare))
 
     def _raise_mismatch(self, call: CollectiveCall) -> NoReturn:
-        def enter() -> None:
-            if self._arrays is not None:
-                self._arrays.meet()
-
         if self._arrays is not None:
             self._arrays.next_turn()
-        calls = [_payload.unpack(each) for each in self._gather(_payload.pack(call), enter)]
+        meet = (lambda: None) if self._arrays is None else self._arrays.meet
+        calls = [_payload.unpack(each) for each in self._gather(_payload.pack(call), meet)]
         check_same(calls)
         raise AssertionError(f"the calls were different, and now are not: {calls}")
 

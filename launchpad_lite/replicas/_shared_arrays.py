@@ -116,19 +116,14 @@ class SharedArrays:
             return
         place = self._own.find(array)
         parts = self._parts(array)
-        if is_source and not place[0]:
+        if is_source:
             self._fill(0, parts[0])
-        answer = enter(place)
-        if answer is Answer.PLACED:
+        if enter(place) is Answer.PLACED:
             if not is_source:
                 array[:] = self._placed(source, place, array)
             self.meet()  # the source may change it from now on
-            return
-        if answer is Answer.MIXED:
-            if is_source and place[0]:
-                self._fill(0, parts[0])
-            self.meet()
-        self._pass_chunks(parts, source)
+        else:
+            self._pass_chunks(parts, source)
 
     def _copy(self, index: int, descriptor: int, nbytes: int) -> Array:
         if descriptor >= 0:

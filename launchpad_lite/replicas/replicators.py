@@ -19,11 +19,12 @@ import launchpad_lite as lp
 from launchpad_lite.launching import Launcher, loaded_module
 from launchpad_lite.replicas import _devices, _inputs, _payload, _torch_functions
 from launchpad_lite.replicas._carrier import Carrier, Op
-from launchpad_lite.replicas._collectives import Collectives, split
+from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._course import LoopPlace
 from launchpad_lite.replicas._kept import State, check_can_be_kept, put_into
 from launchpad_lite.replicas._mesh_node import MeshNode
 from launchpad_lite.replicas._node import LOST, ReplicaNode, served_methods
+from launchpad_lite.replicas._operations import share
 from launchpad_lite.replicas._optimizers import averaging
 from launchpad_lite.replicas._packing import combined
 from launchpad_lite.replicas._progress import Report, Share, TrainingProgress
@@ -324,8 +325,9 @@ class Replicator:
             items: The same ones in all replicas.
             label: Names the call in errors.
         """
-        mine = split(items, self.replica_id, self.num_replicas)
-        parts = self.all_gather([function(item) for item in mine], label or "map_gather")
+        begin, end = share(len(items), self.replica_id, self.num_replicas)
+        mine = [function(item) for item in items[begin:end]]
+        parts = self.all_gather(mine, label or "map_gather")
         return [result for part in parts for result in part]
 
     # Training.
