@@ -9,7 +9,6 @@ import pickle
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -262,29 +261,6 @@ def test_each_of_many_calls_during_moves_runs_once_or_says_that_it_may_have(pair
     assert len(answered) > len(lost)
 
 
-def test_of_moves_at_a_time_one_wins_for_the_client_and_all_made_of_it(
-    serve: Serve, connect: Connect, reserve: Reserve
-) -> None:
-    servers = {server.address: name for name in "abcd" for server, _ in [serve(Node(name))]}
-    client = connect(_at(reserve()))
-    copies = [courier.with_timeout(client, _PATIENCE_S) for _ in range(3)]
-    futures = [each.futures.who() for each in (client, *copies)]
-    for _ in range(20):
-        threads = [
-            threading.Thread(target=lowlevel.move, args=(client, address)) for address in servers
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(_PATIENCE_S)
-        assert {each.address for each in copies} == {client.address}
-        assert {each.who() for each in (client, *copies)} == {servers[client.address]}
-    for future in futures:
-        assert isinstance(future.exception(_PATIENCE_S), courier.ServerLostError | None)
-    for copy in copies:
-        courier.close(copy)
-
-
 def test_a_callback_of_a_lost_call_may_move_the_client_and_call(
     pair: Pair, reserve: Reserve
 ) -> None:
@@ -317,13 +293,6 @@ def test_what_was_made_of_a_client_moves_along(pair: Pair) -> None:
     assert pool.who() == "second"
     for each in (copy, copy_of_copy):
         courier.close(each)
-
-
-def test_clients_made_of_one_are_not_kept_by_it(connect: Connect, reserve: Reserve) -> None:
-    client = connect(_at(reserve()))
-    made = [weakref.ref(courier.with_timeout(client, 1)) for _ in range(100)]
-    gc.collect()
-    assert not any(each() for each in made)
 
 
 def test_a_pickled_client_carries_the_new_address(pair: Pair) -> None:
