@@ -196,14 +196,6 @@ def test_an_answer_is_given_again_until_it_is_old_and_waited_for_only_when_stale
     assert room.client.count() == 3
 
 
-def test_an_answer_may_be_good_for_ever(make: Make) -> None:
-    room = make(refresh_s=math.inf, stale_s=math.inf)
-    assert room.client.count() == 1
-    room.clock.now += 1e9
-    assert room.client.count() == 1
-    assert room.target.calls == 1
-
-
 def test_calls_at_once_are_one_call(make: Make) -> None:
     room = make(refresh_s=0)
     clients = [room.another() for _ in range(4)]
@@ -445,13 +437,6 @@ def test_what_is_bound_to_its_server_is_served_beside(make: Make) -> None:
         room.client.here(1)
 
 
-def test_a_cache_of_a_cache(make: Make, serve: Serve) -> None:
-    room = make()
-    _, client = serve(courier.Cache(room.client, refresh_s=1, stale_s=2))
-    assert client.count() == client.count() == 1
-    assert not client.params()["w"].any()
-
-
 @pytest.mark.parametrize("way", ["wire", "copy"])
 def test_many_threads_get_answers_that_are_right(make: Make, way: str) -> None:
     options = {"in_process": way}
@@ -505,13 +490,6 @@ def test_answers_of_too_many_bytes_are_given_and_not_kept(make: Make) -> None:
     room.target.error = FaultError()
     with pytest.raises(FaultError):
         room.client.blob(6, 10)
-    assert room.memory == (0, 0)
-
-
-@pytest.mark.parametrize("limit", ["max_bytes", "max_entries"])
-def test_a_cache_without_room_asks_each_time(make: Make, limit: str) -> None:
-    room = make(**{limit: 0})
-    assert [room.client.count() for _ in range(3)] == [1, 2, 3]
     assert room.memory == (0, 0)
 
 

@@ -91,17 +91,6 @@ def test_an_exception_arrives_with_its_type_message_and_traceback(client: Any) -
     assert courier.remote_traceback(ValueError()) is None  # of this process
 
 
-def test_futures_and_aio_raise_the_same(client: Any) -> None:
-    assert isinstance(client.futures.key().exception(20), KeyError)
-
-    async def call() -> None:
-        with pytest.raises(KeyError) as caught:
-            await client.aio.key()
-        assert "in key" in (courier.remote_traceback(caught.value) or "")
-
-    asyncio.run(call())
-
-
 def test_an_exception_keeps_its_type_and_attributes_but_those_that_cannot_travel(
     client: Any,
 ) -> None:

@@ -17,7 +17,7 @@ from tests.courier.conftest import Connect, Reserve, Script
 
 #: Counts its lives in a file. In its first ones (argument 3), it says so and hangs or dies.
 _SERVER = """
-import os, pathlib, signal, threading
+import pathlib, threading
 port, lives, deadly = int(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
 life = len(lives.read_text()) if lives.exists() else 0
 lives.write_text("x" * (life + 1))
@@ -36,11 +36,6 @@ class Object:
     def unsafe_items(self):
         yield 0
         yield self._meet()
-    @courier.idempotent
-    def deadly(self):
-        said.wait()
-        print("called\\n", end="", flush=True)  # in one piece
-        os.kill(os.getpid(), signal.SIGKILL)
     @courier.idempotent
     def safe_in_first_life(self): return self._meet()
     if life:
@@ -129,22 +124,6 @@ def test_a_lost_call_to_an_idempotent_method_is_answered_by_the_next_server_and_
     with pytest.raises(courier.ServerLostError, match="idempotent"):
         dropped.result(20)  # the next server does not mark it
     assert client.count() == 6
-
-
-@pytest.mark.slow
-def test_a_call_that_kills_its_servers_is_given_up(
-    start: Start, port: int, connect: Connect
-) -> None:
-    client = connect(f"127.0.0.1:{port}")
-    future = client.futures.deadly()
-    for _ in range(1 + 3):  # a first time, and three repeats
-        assert not future.done()
-        process = start()
-        assert _line(process) == "called"
-        process.wait()
-    assert isinstance(future.exception(20), courier.ServerLostError)
-    start()
-    assert client.count() == 0
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["stop_waiting", "wait_for_ready=False"])

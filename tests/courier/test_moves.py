@@ -404,22 +404,6 @@ def test_moves_leave_no_connection_behind(pair: Pair) -> None:
     wait_until(lambda: connections() <= before)
 
 
-def test_what_is_no_address_is_refused(pair: Pair) -> None:
-    with pytest.raises(ValueError, match="not an address"):
-        lowlevel.move(pair.client, "h1")
-    assert pair.client.address == pair.old
-    assert pair.client.who() == "first"
-
-
-def test_a_client_under_tls_moves(tmp_path: Any, serve: Serve) -> None:
-    authority = Authority()
-    _, client = serve(Node("first"), tls=authority.issue(), client={"tls": authority.issue()})
-    new, _ = serve(Node("second"), tls=authority.issue())
-    assert client.who() == "first"
-    lowlevel.move(client, new.address)
-    assert client.who() == "second"
-
-
 _FORK = """
 import os
 from courier import lowlevel

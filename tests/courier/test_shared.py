@@ -1,6 +1,5 @@
 import asyncio
 import concurrent.futures
-import copy
 import gc
 import os
 import pickle
@@ -187,16 +186,6 @@ def test_any_value_may_be_shared(serve: Serve, side: dict[str, Any]) -> None:
     assert client.params()(2) == 3
 
 
-def test_arrays_of_any_order_and_size_may_be_shared(serve: Serve, way: dict[str, Any]) -> None:
-    base = np.arange(1 << 18, dtype=np.float32).reshape(1 << 9, 1 << 9)
-    sizes = [(1 << 18) + delta for delta in (-1, 0, 1, 4095, 4096, 4097)]
-    value = [np.asfortranarray(base), base.T, base[::2, ::3], base[::-1]]
-    value += [np.full(size, size % 251, np.uint8) for size in sizes]
-    _, client = serve(Learner(value), **way)
-    for got, expected in zip(client.params(), value, strict=True):
-        np.testing.assert_array_equal(got, expected)
-
-
 def _spoil(value: Any) -> int:
     value["w"][:] = -1
     value["b"][0][:] = -1
@@ -371,15 +360,6 @@ def test_its_pickle_is_that_of_the_value_and_its_arrays_may_be_written(protocol:
         _check(value)
         value["w"][:] = -1
         value["b"][0][:] = -1
-
-
-def test_a_copy_of_it_is_independent() -> None:
-    shared = courier.Shared(_params())
-    copied = copy.deepcopy({"shared": shared})["shared"]
-    value = copied.value if isinstance(copied, courier.Shared) else copied
-    _check(value)
-    value["w"][:] = -1
-    _check(shared.value)
 
 
 _FORK = """
