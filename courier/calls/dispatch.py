@@ -115,14 +115,12 @@ class Dispatcher:
         self._serial = serial
         self._lock = Lock()
         self._methods: dict[str, Callable[..., Any]] = {}
-        self._idempotent: set[str] = set()
-        #: Names of methods that answer gRPC services, by the path of a call.
-        self._paths: dict[str, str] = {}
+        #: By name: whether the method is idempotent, and the paths of gRPC calls that it answers.
+        self._marks: dict[str, tuple[bool, list[str]]] = {}
         self._context = contextvars.copy_context()
 
     def bind(self, name: str, method: Callable[..., Any]) -> None:
-        harmless = is_idempotent(method)  # may run code of the object: not under the lock
-        paths = grpc_paths(method)  # as above
+        marks = is_idempotent(method), grpc_paths(method)  # may run code of the object: no lock
         # A method that answers later holds no thread of the server meanwhile.
         method = getattr(method, "__courier_call__", method)
         if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
@@ -130,24 +128,17 @@ class Dispatcher:
             # could never import it.
             import asyncio  # noqa: F401
         with self._lock:
-            self._forget(name)
             self._methods[name] = method
-            if harmless:
-                self._idempotent.add(name)
-            self._paths.update(dict.fromkeys(paths, name))
+            self._marks[name] = marks
 
     def unbind(self, name: str) -> None:
         with self._lock:
-            self._forget(name)
-
-    def _forget(self, name: str) -> None:
-        self._methods.pop(name, None)
-        self._idempotent.discard(name)
-        self._paths = {path: each for path, each in self._paths.items() if each != name}
+            self._methods.pop(name, None)
+            self._marks.pop(name, None)
 
     def method_of_path(self, path: str) -> str | None:
         with self._lock:
-            return self._paths.get(path)
+            return next((name for name, (_, paths) in self._marks.items() if path in paths), None)
 
     def names(self) -> list[str]:
         with self._lock:
@@ -170,7 +161,7 @@ class Dispatcher:
 
     def idempotent_names(self) -> list[str]:
         with self._lock:
-            return sorted(self._idempotent)
+            return sorted(name for name, (harmless, _) in self._marks.items() if harmless)
 
     def waiting(self) -> list[tuple[str, str, str]]:
         """Returns of each call to answer later its method, the server it waits for or "", and why."""

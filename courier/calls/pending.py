@@ -20,6 +20,8 @@ class PendingCall:
     #: The end, once there is one.
     outcome: Outcome | Exception | None = None
     _callback: Callable[["PendingCall"], None] | None = None
+    #: The client that made it, if that shares its lane with others.
+    owner: object = None
 
     def __init__(self, method: str, timeout_s: float | None, *, is_shared: bool) -> None:
         """Begins to count the time. `is_shared`: no thread waits for it at once."""

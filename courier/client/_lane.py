@@ -355,13 +355,13 @@ class Lane:
 
     # Called by clients
 
-    def open_futures(self) -> list[PendingCall]:
+    def open_calls(self) -> list[PendingCall]:
         with self._lock:
             calls: list[PendingCall] = [*self._unsent, *self._calls]
             links = list(self._links)
         for link in links:
             calls += [each for each in link.exchanges() if isinstance(each, WireCall)]
-        return [call for call in calls if call.is_shared and not call.is_settled]
+        return calls
 
     def stop_waiting(self) -> None:
         """Makes calls fail from now on with ServerUnreachableError where no server answers."""

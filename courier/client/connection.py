@@ -1,6 +1,5 @@
 """The connection behind a client: its lane, its timeout, and whether it is closed."""
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ from courier.errors import CallCancelledError, SerializationError, UnknownMethod
 from courier.threads.abandoned import LEFT, clear_up
 from courier.threads.forks import survive
 from courier.threads.handler_pool import HandlerPool
-from courier.threads.locks import Lock
 from courier.values.parcel import Parcel, pack, unpack
 
 #: Callbacks of futures that may run, or block, at the same time.
@@ -58,12 +56,9 @@ class Connection:
         return cls(Lane(options), options.timeout_s)
 
     def _survive_fork(self) -> None:
-        self._lock = Lock()
         self._callbacks = HandlerPool(
             "courier-callback", _CALLBACK_THREADS, 0, idle_s=_CALLBACK_IDLE_S
         )
-        #: Of one with a base: the calls to fail when this is closed, because the lane continues.
-        self._pending: weakref.WeakSet[PendingCall] = weakref.WeakSet()
 
     @property
     def options(self) -> ClientOptions:
@@ -80,23 +75,24 @@ class Connection:
         return view
 
     def open_futures(self) -> list[PendingCall]:
-        calls = self.lane.open_futures()
-        return calls if self._base is None else [call for call in calls if call in self._pending]
+        return [call for call in self._open_calls() if call.is_shared and not call.is_settled]
+
+    def _open_calls(self) -> list[PendingCall]:
+        calls = self.lane.open_calls()
+        return calls if self._base is None else [call for call in calls if call.owner is self]
 
     def close(self, reason: str = "") -> None:
-        with self._lock:
-            self._closed_since = self._closed_since or reason or _CLOSED
-            self._is_limited = True
-            pending = list(self._pending)
+        self._closed_since = self._closed_since or reason or _CLOSED
+        self._is_limited = True
         if self._base is None:
             self.lane.close(reason or "the client was closed")
-        for call in pending:
+            return
+        for call in self._open_calls():
             if not call.is_settled:
                 call.cancel()
 
     def stop_calling(self) -> None:
         """Makes new calls fail, except those that a handler needs for its answer."""
-        # No lock: this may run during a garbage collection in a thread that holds it.
         self.draining = self._is_limited = True
 
     @property
@@ -165,18 +161,18 @@ class Connection:
             call = self.lane.submit(method, args, kwargs, left_s, blocking=blocking, waits=waits)
         except SerializationError as error:
             raise _cannot_send(method, error) from error.__cause__
-        return call if self._base is None else self._tracked(call)
+        return call if self._base is None else self._owned(call)
 
     def forward(self, method: str, arguments: Parcel) -> PendingCall:
         """Sends a call whose arguments are packed already; no thread waits for it here."""
         self.check_calling(method)
         clear_up()
         call = self.lane.forward(method, arguments, self.timeout_s)
-        return call if self._base is None else self._tracked(call)
+        return call if self._base is None else self._owned(call)
 
-    def _tracked(self, call: PendingCall) -> PendingCall:
-        with self._lock:
-            self._pending.add(call)
+    def _owned(self, call: PendingCall) -> PendingCall:
+        """Notes that this ends the call when it is closed, because the lane continues."""
+        call.owner = self
         if self._closed_since and not call.is_settled:
             call.cancel()
         return call

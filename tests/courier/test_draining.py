@@ -96,12 +96,3 @@ def test_a_pickled_copy_belongs_to_somebody_else_and_may_call(serve: Serve, node
     copy = pickle.loads(pickle.dumps(client))
     assert copy.echo(1) == 1
     courier.close(copy)
-
-
-def test_it_may_be_said_while_the_thread_is_inside_the_client(serve: Serve, node: Node) -> None:
-    """As a finalizer does that runs at any point."""
-    _, client = serve(node)
-    with client._connection._lock:
-        lowlevel.stop_calling(client)
-    with pytest.raises(courier.CallCancelledError):
-        client.echo(1)
