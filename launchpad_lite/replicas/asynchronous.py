@@ -351,20 +351,13 @@ class MultiWorkerAsyncReplicator(Replicator):
         the steps, when the input of this replica ends, or when the program stops. Between two steps
         parameters are as they were at the begin of the last one; at the end, they are the newest.
 
-        Args:
-            step_fn: One step of this replica: takes a batch, returns any value. Several optimizers may
-                step in it, also several times; parameters change when it has returned.
-            input_fn: Takes the index of the replica; else as for all replicators. The `step` that it
-                may take is how many this replica has made in this run.
-            steps: How many steps there will be of each replica on average, those before a restart
-                included; None: until the input ends. Fast replicas make more of them. Steps in
-                flight at the end are made, too: less than one of each replica.
-            progress_s: Seconds between two lines of progress, of replica 0.
-            tensorboard: A folder for TensorBoard, for replica 0: numbers in what `step_fn` returns
-                there, and the speed.
-            counts: As for all replicators. Steps that do not count are of this replica alone, and their
-                gradients go nowhere.
-            uneven: Not used: each replica ends by itself.
+        Takes the arguments of `Replicator.run`, with these differences. Several optimizers may step in
+        `step_fn`, also several times; parameters change when it has returned. `input_fn` takes the index
+        of the replica; the `step` that it may take is how many this replica has made in this run. `steps`
+        is how many there will be of each replica on average; fast replicas make more of them, and steps
+        in flight at the end are made, too: less than one of each replica. Steps that do not count are of
+        this replica alone, and their gradients go nowhere. `uneven` is not used: each replica ends by
+        itself.
 
         Raises:
             ReplicaError: The servers have parameters of another model.
