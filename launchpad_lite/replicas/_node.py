@@ -1,5 +1,6 @@
 """The node of a replica: meets the others, runs the user's code, and begins again after a loss."""
 
+import asyncio
 import contextlib
 import contextvars
 import copy
@@ -266,23 +267,26 @@ class ReplicaNode:
 
     def _forwarding(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that calls a method of the user's object, once there is one."""
+        is_async = inspect.iscoroutinefunction(method)
 
-        @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
             self._has_object.result()
             return getattr(self._object, name)(*args, **kwargs)
 
-        if not inspect.iscoroutinefunction(method):
-            return call
+        async def call_later(*args: Any, **kwargs: Any) -> Any:
+            # A caller that leaves does not end the wait of the others.
+            await asyncio.shield(asyncio.wrap_future(self._has_object))
+            made = call if is_async else functools.partial(asyncio.to_thread, call)
+            return await made(*args, **kwargs)
 
         @functools.wraps(method)
-        async def call_async(*args: Any, **kwargs: Any) -> Any:
-            import asyncio
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            # The calls that wait hold no thread: to make the object, other replicas must reach this.
+            yields = inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)
+            is_there = self._has_object.done()
+            return (call if is_there or yields else call_later)(*args, **kwargs)
 
-            await asyncio.wrap_future(self._has_object)
-            return await getattr(self._object, name)(*args, **kwargs)
-
-        return call_async
+        return forward
 
 
 def _machine() -> str:

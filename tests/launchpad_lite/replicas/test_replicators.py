@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import courier
 import launchpad_lite as lp
 from launchpad_lite import replicas
 from launchpad_lite.replicas._node import ReplicaNode
@@ -376,6 +377,37 @@ def test_other_nodes_call_methods_of_a_class_that_is_replicated() -> None:
     program = lp.Program("learning")
     learner = replicas.MultiWorkerReplicator(2).add_to(program, Learner, 100, label="learner")
     program.add_node(lp.CourierNode(Asker, learner, None), label="asker")
+    lp.launch(program, "test_mt").wait()
+
+
+class LateLearner(Learner):
+    """Exchanges something with the others once `has_callers` is set."""
+
+    has_callers = threading.Event()
+
+    def __init__(self, repl: replicas.Replicator) -> None:
+        assert self.has_callers.wait(20)
+        super().__init__(repl, repl.all_sum(np.ones(100_000)).size)
+
+    async def total_later(self) -> int:
+        return self.total
+
+
+class EarlyAsker(Asker):
+    def run(self) -> None:
+        early = [self.learner.futures.total_so_far() for _ in range(20)]
+        with pytest.raises(courier.CallTimeoutError):
+            courier.with_timeout(self.learner, 0.05).total_later()
+        early.append(self.learner.futures.total_later())
+        LateLearner.has_callers.set()
+        assert all(call.result(20) >= 100_000 for call in early)
+        lp.stop()
+
+
+def test_more_callers_than_threads_may_wait_for_the_object_of_a_replica() -> None:
+    program = lp.Program("learning")
+    learner = replicas.MultiWorkerReplicator(2).add_to(program, LateLearner, label="learner")
+    program.add_node(lp.CourierNode(EarlyAsker, learner, None), label="asker")
     lp.launch(program, "test_mt").wait()
 
 
