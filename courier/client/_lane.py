@@ -29,7 +29,7 @@ from courier.errors import (
 from courier.threads.clock import require_running_clock
 from courier.threads.forks import survive
 from courier.threads.locks import Event, RLock
-from courier.values.parcel import Parcel, compressed, pack, unpack, unshared
+from courier.values.parcel import Parcel, compressed, pack
 
 #: Pauses between attempts to connect: short, because refused attempts are cheap and a node that
 #: restarts is back in milliseconds; longer for a server that stays away.
@@ -105,13 +105,6 @@ class Lane:
             break
         arguments = pack((args, kwargs))
         return self.send(method, arguments, timeout_s, blocking=blocking, waits=waits)
-
-    def forward(self, method: str, arguments: Parcel, timeout_s: float | None) -> PendingCall:
-        """As `submit`, with packed arguments, for a caller that does not wait."""
-        if server_at(self.options) is not None:
-            args, kwargs = unpack(unshared(arguments))
-            return self.submit(method, args, kwargs, timeout_s, blocking=False)
-        return self.send(method, arguments, timeout_s, blocking=False)
 
     def ask(self, method: str, arguments: Parcel) -> Parcel | PendingCall:
         """As `send` for a caller that waits; the result if it came at once, in this thread."""

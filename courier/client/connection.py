@@ -167,7 +167,7 @@ class Connection:
         """Sends a call whose arguments are packed already; no thread waits for it here."""
         self.check_calling(method)
         clear_up()
-        call = self.lane.forward(method, arguments, self.timeout_s)
+        call = self.lane.send(method, arguments, self.timeout_s, blocking=False)
         return call if self._base is None else self._owned(call)
 
     def _owned(self, call: PendingCall) -> PendingCall:
