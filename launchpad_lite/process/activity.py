@@ -149,7 +149,11 @@ def activities(
         for each in dispatchers or ()
         for method, server, reason in each.waiting()
     ]
-    return (*found, *answers.values(), *later)
+    told = {each.runs for each in later}  # the library's own wait tells less
+    known = (
+        each for each in answers.values() if not (each.place == IN_LIBRARY and each.runs in told)
+    )
+    return (*found, *known, *later)
 
 
 def _activities(

@@ -750,6 +750,14 @@ class RolloutBuffer:
             return ""
         return f"the trainer has waited {now - self._waits_since:.0f} s: {self._waiting_for(now)}"
 
+    def waits_for(self, now: float) -> list[tuple[str, str]]:
+        """Returns for which nodes the trainer waits, and why; "": for none that is known."""
+        if not (why := self.waits(now)):
+            return []
+        group = next((each for n, each in self._groups.items() if n not in self._complete), None)
+        leases = [slot.lease for slot in group.slots] if group else []
+        return [(each.holder, why) for each in leases if each is not None] or [("", why)]
+
     def status(self, now: float) -> RolloutStatus:
         """Returns how far all is."""
         slots = [slot for group in self._groups.values() for slot in group.slots]

@@ -61,6 +61,8 @@ class BufferNode:
         #: Set when a slot may be free; when a batch may be complete.
         self._work, self._made = asyncio.Event(), asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
+        #: For which nodes the trainer waits, and why, as of the last look.
+        self._waits: list[tuple[str, str]] = []
 
     def _wake(self, *names: str) -> None:
         for name in names or ("_work", "_made"):
@@ -75,6 +77,7 @@ class BufferNode:
     async def _tick(self) -> None:
         while True:
             self._buffer.tick(time.monotonic())
+            self._waits = self._buffer.waits_for(time.monotonic())
             self._wake()
             await asyncio.sleep(_TICK_S)
 
@@ -129,6 +132,9 @@ class BufferNode:
         if hangs:
             _LOGGER.warning("%s hangs: %s", hangs, error.strip().rpartition("\n")[2])
         self._wake()
+
+    def __courier_waits__(self, method: str) -> list[tuple[str, str]]:
+        return self._waits if method == "hand_out" else []
 
     # Called by trainers.
 

@@ -139,6 +139,14 @@ class ReplayServer:
         with self._lock:
             return self._tables[table].update_priorities(keys, priorities)
 
+    def __courier_waits__(self, method: str) -> list[tuple[str, str]]:
+        now = time.monotonic()
+        return [
+            ("", self._tables[name].why(method, each.items, now))
+            for name, queues in self._queues.items()
+            for each in tuple(queues.get(method, ()))
+        ]
+
     @courier.idempotent
     async def info(self) -> dict[str, TableInfo]:
         """Returns how full tables are, and who waits."""

@@ -311,7 +311,7 @@ SCENARIOS: dict[str, tuple[Callable[[], lp.Program], str]] = {
     "batch": (lambda: _given(lp.CourierNode(Batch), "act"), r"a\[0\].run waits for b\[0\].act, which waits \(its batch has 1 of 3 calls"),
     "pool": (_pool_without_replicas, r"a\[0\].run waits for b\[\d\].__init__, which sleeps"),
     "barrier": (_lagging, r"ps_worker\[0\].run.* waits? for ps_worker\[1\].push, which sleeps"),
-    "group": (_short_group, r"trainer\[0\].run waits? for .*x"),
+    "group": (_short_group, r"trainer\[0\].run waits? for generator\[\d\](.generate, which sleeps| \(the trainer has)"),
 }  # fmt: skip
 #: What threads cannot do: they share their process with the supervisor.
 _NOT_AS_THREADS = ("interpreter", "stopped")
