@@ -3,7 +3,6 @@
 Names and quantities are checked by `checks`; all else the API server judges (`admission`).
 """
 
-import copy
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -160,13 +159,11 @@ class PodOptions:
         for each in dataclasses.fields(self):
             mine, theirs = getattr(self, each.name), getattr(base, each.name)
             if each.name == "patch":
-                merged[each.name] = _merged(theirs, mine, "patch", composing=True)
+                merged[each.name] = _merged(theirs, mine, "patch")
             elif isinstance(mine, Mapping):
                 merged[each.name] = {**theirs, **mine}
             else:
-                merged[each.name] = (
-                    theirs if mine is None or (_is_list(mine) and not mine) else mine
-                )
+                merged[each.name] = theirs if mine in (None, (), []) else mine
         return PodOptions(**merged)
 
     def _mistakes(self) -> Iterator[str]:
@@ -243,53 +240,43 @@ def _key_mistakes(patch: Mapping[str, Any], where: str) -> Iterator[str]:
                     yield from _key_mistakes(each, f"{here}[{each[key]}]")
 
 
-def _merged(base: Any, patch: Any, where: str, *, composing: bool = False) -> Any:
-    """Merges a patch into a part of a pod template, or of a patch.
+def _merged(base: Any, patch: Any, where: str) -> Any:
+    """Merges a patch into a part of a pod template, or of a patch; what it removes stays, marked.
 
-    If it composes two patches, entries that remove something stay in the result. It raises
-    ValueError if a dict stands where there is a list, or the like.
+    It raises ValueError if a dict stands where there is a list, or the like.
     """
     if isinstance(patch, Mapping):
         if base is not None and not isinstance(base, Mapping):
             raise ValueError(f"{where}: {_kind(base)}, not {dict(patch)!r}")
         merged = dict(base or {})
         for name, value in patch.items():
-            if value is None and not composing:
-                merged.pop(name, None)
-            elif name in _KEYS and value is not None:
-                merged[name] = _merged_by_key(
-                    merged.get(name) or (), value, f"{where}.{name}", _KEYS[name], composing
-                )
-            else:
-                merged[name] = _merged(
-                    merged.get(name), value, f"{where}.{name}", composing=composing
-                )
+            here, key = f"{where}.{name}", _KEYS.get(name)
+            if key is None or value is None:
+                merged[name] = _merged(merged.get(name), value, here)
+                continue
+            entries = {each[key]: each for each in merged.get(name) or ()}
+            for each in value:
+                before = None if _DIRECTIVE in each else entries.get(each[key])
+                entries[each[key]] = _merged(before, each, f"{here}[{each[key]}]")
+            merged[name] = list(entries.values())
         return merged
     if base is not None and patch is not None:
         if isinstance(base, Mapping) or _is_list(base) != _is_list(patch):
             raise ValueError(f"{where}: {_kind(base)}, not {patch!r}")
-    return copy.deepcopy(list(patch) if _is_list(patch) else patch)
+    return patch
 
 
-def _merged_by_key(
-    base: Sequence[Mapping[str, Any]],
-    patch: Sequence[Mapping[str, Any]],
-    where: str,
-    key: str,
-    composing: bool,
-) -> list[Any]:
-    merged = {each[key]: each for each in base}
-    for each in patch:
-        name = each[key]
-        if each.get(_DIRECTIVE) == "delete" and not composing:
-            merged.pop(name, None)
-        elif each.get(_DIRECTIVE) == "delete":
-            merged[name] = dict(each)
-        else:
-            merged[name] = _merged(
-                merged.get(name, {}), each, f"{where}[{name}]", composing=composing
-            )
-    return list(merged.values())
+def _without_removed(value: Any) -> Any:
+    """Returns a copy of a part of a pod template without what patches have removed."""
+    if isinstance(value, Mapping):
+        return {key: _without_removed(each) for key, each in value.items() if each is not None}
+    if not _is_list(value):
+        return value
+    return [
+        _without_removed(each)
+        for each in value
+        if not (isinstance(each, Mapping) and _DIRECTIVE in each)
+    ]
 
 
 def _kind(value: object) -> str:
@@ -368,7 +355,7 @@ def pod_template(
             ],
         },
     }
-    patched: dict[str, Any] = _merged(template, options.patch, "patch")
+    patched: dict[str, Any] = _without_removed(_merged(template, options.patch, "patch"))
     # A patch for all pods may speak of both kinds of them.
     patched["spec"]["containers"] = [
         each
@@ -377,7 +364,7 @@ def pod_template(
     ]
     if mistakes := list(_lost(template, patched, container["name"])):
         raise ValueError("; ".join(mistakes))
-    return copy.deepcopy(patched)
+    return patched
 
 
 def _tolerations(options: PodOptions, *, moves: bool) -> list[Mapping[str, Any]]:
@@ -420,10 +407,8 @@ def _lost(template: Mapping[str, Any], patched: Mapping[str, Any], container: st
     env = {each["name"]: each for each in after[container].get("env") or ()}
     for each in template["spec"]["containers"][0]["env"]:
         if each["name"].startswith(_ENV_PREFIX) and env.get(each["name"]) != each:
-            yield (
-                f"patch.spec.containers[{container}].env: {each['name']} is the launcher's own "
-                "and stays"
-            )
+            where = f"patch.spec.containers[{container}].env"
+            yield f"{where}: {each['name']} is the launcher's own and stays"
 
 
 def _neighbour_terms(spec: Mapping[str, Any]) -> Sequence[Any]:
