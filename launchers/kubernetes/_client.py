@@ -150,14 +150,10 @@ class Api:
         namespace: str,
         *,
         timing: Timing = DEFAULT,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        """Takes over a `kubernetes.client.ApiClient`. Tests hand in a clock, and how to wait."""
+        """Takes over a `kubernetes.client.ApiClient`."""
         self._client = client
         self._timing = timing
-        self._clock = clock
-        self._sleep = sleep
         # The pool of connections is thread-safe; the code that renews tokens is not.
         self._credentials = threading.Lock()
         self._certificates: list[tuple[str, float]] | None = None
@@ -167,13 +163,7 @@ class Api:
 
     @classmethod
     def connect(
-        cls,
-        context: str | None = None,
-        namespace: str | None = None,
-        *,
-        timing: Timing = DEFAULT,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
+        cls, context: str | None = None, namespace: str | None = None, timing: Timing = DEFAULT
     ) -> "Api":
         """Returns the cluster that kubectl would speak with, once it has answered.
 
@@ -191,9 +181,9 @@ class Api:
                 "'launchpad-lite[kubernetes]'"
             ) from error
         configuration = kubernetes.client.Configuration()
-        found = _configure(configuration, context)
+        own_namespace, proxy, impersonated = _configure(configuration, context)
         # Releases of the package differ in how they choose a proxy, and some choose none.
-        configuration.proxy = found.proxy or _proxy_from_environment(configuration.host)
+        configuration.proxy = proxy or _proxy_from_environment(configuration.host)
         configuration.no_proxy = None
         # `_try` repeats requests. The connection pool would repeat some of them silently, as often as
         # the server says.
@@ -214,9 +204,9 @@ class Api:
                 f"{configuration.host} cannot be used: {_plain(error)}. It is the proxy-url of the "
                 "kubeconfig, or comes from HTTPS_PROXY"
             ) from error
-        if found.impersonates:
-            client.default_headers["Impersonate-User"] = found.impersonates
-        api = cls(client, namespace or found.namespace, timing=timing, clock=clock, sleep=sleep)
+        if impersonated:
+            client.default_headers["Impersonate-User"] = impersonated
+        api = cls(client, namespace or own_namespace, timing=timing)
         try:
             api._demand("list", "Pod", query=_ONE)
             api._was_let_in = True
@@ -340,7 +330,7 @@ class Api:
         while not cancellation.is_set():
             try:
                 if version is None:
-                    items, version = self._list(kind, chosen, cancellation)
+                    items, version = self._list(kind, chosen, cancellation=cancellation)
                     yield from _changes(known, items)
                     yield "LISTED", {"kind": kind}
                 for change, obj in self._watch_once(kind, chosen, version, cancellation):
@@ -411,7 +401,7 @@ class Api:
             "timeoutSeconds": _WATCH_S,
         }
         request = _ApiRequest("watch", self.namespace, kind, query=query)
-        began = self._clock()
+        began = time.monotonic()
         response = self._try(
             request, lambda: self._send(request, self._timing.watch_silence_s), cancellation
         )
@@ -425,22 +415,14 @@ class Api:
                 status = obj.get("code", 500)
                 raise ApiError(str(obj.get("message", "")), status, str(obj.get("reason", "")))
             yield change, obj
-        if not cancellation.is_set() and self._clock() < began + 1:
+        if not cancellation.is_set() and time.monotonic() < began + 1:
             # A proxy on the way breaks each connection at once: pause, to spare the server.
             cancellation.wait(self._timing.watch_pause_s)
 
     # Requests
 
-    def _list(
-        self,
-        kind: str,
-        chosen: Json,
-        cancellation: Cancellation | None = None,
-        patience_s: float = math.inf,
-    ) -> tuple[Objects, str]:
-        found = self._demand(
-            "list", kind, query=chosen, cancellation=cancellation, patience_s=patience_s
-        )
+    def _list(self, kind: str, chosen: Json, **how_long: Any) -> tuple[Objects, str]:
+        found = self._demand("list", kind, query=chosen, **how_long)
         items: Objects = found.get("items") or []
         for item in items:  # a list states kind and version once, not in each item
             item.setdefault("kind", kind)
@@ -552,7 +534,7 @@ class Api:
 
         attempts = 0
         pause_s = self._timing.request_pause_s
-        give_up_at = self._clock() + patience_s
+        give_up_at = time.monotonic() + patience_s
         while True:
             attempts += 1
             try:
@@ -582,14 +564,14 @@ class Api:
                     f"{_plain(error)}. Log in again"
                 ) from error
             failure.attempts = attempts
-            is_last = attempts >= self._timing.attempts or self._clock() >= give_up_at
+            is_last = attempts >= self._timing.attempts or time.monotonic() >= give_up_at
             if not passes or is_last:
                 raise failure
             # Random, so that the launchers of a cluster do not all try at the same time.
             own_s = pause_s * random.uniform(0.7, 1.0)  # noqa: S311 - no secret
             wait_s = min(failure.asked_s, _LONGEST_ASKED_S) or own_s
             if cancellation is None:
-                self._sleep(wait_s)
+                time.sleep(wait_s)
             elif cancellation.wait(wait_s):
                 raise failure
             pause_s = min(pause_s * 2, self._timing.longest_request_pause_s)
@@ -680,17 +662,11 @@ class _ApiRequest:
         return f"cannot {self.verb} {self.kind} {self.name}".rstrip()
 
 
-@dataclass(frozen=True)
-class _Found:
-    """Settings that a configuration of the package has no field for."""
+def _configure(configuration: Any, context: str | None) -> tuple[str, str | None, str | None]:
+    """Sets where the cluster is, and who we are.
 
-    namespace: str
-    proxy: str | None = None
-    impersonates: str | None = None
-
-
-def _configure(configuration: Any, context: str | None) -> _Found:
-    """Sets where the cluster is, and who we are; returns what else is known."""
+    Returns the namespace, the proxy if the kubeconfig names one, and the user to impersonate.
+    """
     import kubernetes.config
 
     loader: Any = kubernetes.config  # has no types
@@ -714,7 +690,7 @@ def _configure(configuration: Any, context: str | None) -> _Found:
             found.load_and_set(configuration)
             current = found.current_context
             user = found._user.value if found._user else {}
-            proxy, impersonates = found._cluster.value.get("proxy-url"), user.get("as")
+            proxy = found._cluster.value.get("proxy-url")
             unserved = [each for each in _UNSERVED if user.get(each)]
         except Exception as error:
             # Any exception is possible, because the user's file may hold anything.
@@ -727,8 +703,7 @@ def _configure(configuration: Any, context: str | None) -> _Found:
                 f"the kubeconfig {files} has its user impersonate others by {', '.join(unserved)}; "
                 "of these ways only `as` is served"
             )
-        namespace = str(current["context"].get("namespace") or "default")
-        return _Found(namespace, proxy or None, impersonates or None)
+        return str(current["context"].get("namespace") or "default"), proxy, user.get("as")
     if context is not None:
         raise LaunchError(
             f"there is no kubeconfig that could have the context {context!r}: {files} is not there"
@@ -746,8 +721,8 @@ def _configure(configuration: Any, context: str | None) -> _Found:
             "create Jobs, with automountServiceAccountToken, or a kubeconfig"
         ) from error
     with contextlib.suppress(OSError):
-        return _Found(_NAMESPACE_FILE.read_text().strip() or "default")
-    return _Found("default")
+        return _NAMESPACE_FILE.read_text().strip() or "default", None, None
+    return "default", None, None
 
 
 def _proxy_from_environment(server: str) -> str | None:

@@ -1,7 +1,6 @@
 """Valid and unique names of a run's objects, pods and hosts, for any names of program and groups."""
 
 import hashlib
-import itertools
 import re
 import secrets
 import unicodedata
@@ -21,7 +20,8 @@ _DIGEST_CHARACTERS = 6
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
 _MOST_OF_LABEL = 63
-_TAKEN = re.compile(r"supervisor|order|trust|work-\d+")
+#: Names of our own objects, and labels that look like others with their digest.
+_TAKEN = re.compile(r"supervisor|order|trust|work-\d+|.*-[0-9a-f]{6}")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Names:
         slugs = _slugs(labels, _MOST_OF_GROUP - len(run) - 1)
         groups = {label: f"{run}-{slug}" for label, slug in slugs.items()}
         if not _LABEL_VALUE.fullmatch(program):
-            program = _with_digest(program, _MOST_OF_LABEL, 0, "program")
+            program = _with_digest(program, _MOST_OF_LABEL, "program")
         return cls(run, program, groups, jobset)
 
     @property
@@ -126,19 +126,16 @@ def _slugs(labels: Iterable[str], room: int) -> dict[str, str]:
         for label in labels
         if label and label == _plain(label) and len(label) <= room and not _TAKEN.fullmatch(label)
     }
-    taken = set(slugs.values())
     for label in labels:
         if label not in slugs:
-            tries = (_with_digest(label, room, attempt, "g") for attempt in itertools.count())
-            slugs[label] = next(slug for slug in tries if slug not in taken)
-            taken.add(slugs[label])
+            slugs[label] = _with_digest(label, room, "g")
     return {label: slugs[label] for label in labels}
 
 
-def _with_digest(text: str, room: int, attempt: int, otherwise: str) -> str:
+def _with_digest(text: str, room: int, otherwise: str) -> str:
     """Returns a slug that differs also for texts whose plain characters are the same."""
     # Lone surrogates are valid in Python's strings, and must not raise here.
-    seed = f"{text}\0{attempt}".encode("utf-8", "surrogatepass")
+    seed = text.encode("utf-8", "surrogatepass")
     digest = hashlib.sha256(seed).hexdigest()[:_DIGEST_CHARACTERS]
     plain = _plain(text)[: room - _DIGEST_CHARACTERS - 1].rstrip("-")
     return f"{plain or otherwise}-{digest}"

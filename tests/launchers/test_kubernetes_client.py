@@ -511,12 +511,15 @@ def test_a_server_is_checked_as_the_kubeconfig_says(
                 Api.connect()
 
 
-def test_a_server_that_cannot_prove_who_it_is_is_asked_once(tmp_path: Path, write: Write) -> None:
+def test_a_server_that_cannot_prove_who_it_is_is_asked_once(
+    tmp_path: Path, write: Write, passing: "PassingTime"
+) -> None:
     mine = Authority("a cluster").issue("server", ["127.0.0.1"])
     with secure_stub(served_by(tmp_path, mine.certificate + mine.key)) as stub:
         write(stub.url)
         with pytest.raises(ApiError, match=r"no secure connection.*certificate-authority"):
-            Api.connect(sleep=lambda _: pytest.fail("it tries again"))
+            Api.connect()
+    assert not passing.pauses
 
 
 def old_certificates() -> tuple[bytes, bytes]:
@@ -714,7 +717,7 @@ class PassingTime:
         self.now = 0.0
         self.pauses: list[float] = []
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -723,15 +726,18 @@ class PassingTime:
 
 
 @pytest.fixture
-def passing() -> PassingTime:
-    return PassingTime()
+def passing(monkeypatch: pytest.MonkeyPatch) -> PassingTime:
+    """In place of the time of requests."""
+    passing = PassingTime()
+    monkeypatch.setattr(client_module, "time", passing)
+    return passing
 
 
 @pytest.fixture
 def patient(stub: Stub, write: Write, passing: PassingTime) -> Iterator[Api]:
     """With the limits that users get."""
     write(stub.url)
-    with connected(Timing(), clock=passing, sleep=passing.sleep) as api:
+    with connected(Timing()) as api:
         stub.requests.clear()
         yield api
 
