@@ -21,7 +21,13 @@ from launchers.hosts.orders import Order
 from launchers.hosts.shipping import Shipment
 from launchers.supervision.watched import WatchedProgram
 from launchpad_lite.errors import LaunchError, LaunchpadError
-from launchpad_lite.launching import LOOK_S, LaunchPlan, ProgramResult, RunningProgram
+from launchpad_lite.launching import (
+    LOOK_S,
+    LaunchPlan,
+    Outcome,
+    ProgramResult,
+    RunningProgram,
+)
 from launchpad_lite.process.signal_waker import SIGNAL_WAKER
 
 #: Exit code of a supervisor that could not do its work.
@@ -45,6 +51,18 @@ class ProgramElsewhere(WatchedProgram):
     """A program whose supervisor runs elsewhere, and answers questions within `answer_s`."""
 
     answer_s: float
+    launcher: str
+
+    def detach(self, kind: str, reference: str, how: str) -> None:
+        """Counts it as ended here, where it is not watched, and tells how to find it."""
+        self._result = ProgramResult(
+            Outcome.COMPLETED, reason=f"it continues as {kind} {reference}"
+        )
+        self._ended.set()
+        command = f"python -m launchpad_lite.launch --launcher={self.launcher}"
+        print(f"{kind} {reference} {how}")  # noqa: T201 - for the user
+        for verb in ("status", "logs", "stop"):
+            print(f"  {command} {verb} {reference}")  # noqa: T201
 
     def ask(
         self,

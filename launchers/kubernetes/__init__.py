@@ -337,9 +337,8 @@ class KubernetesLauncher(Launcher):
             if self._detach:
                 with ended_by_signals():
                     self._create(api, packed, objects)
-                sys.stdout.write(_DETACHED.format(run=names.run, namespace=api.namespace))
                 detached = KubernetesProgram(plan, options, api, names)
-                detached.detach(f"run {names.run}")
+                detached.detach("run", names.run, f"is created in namespace {api.namespace}")
                 return detached
             # Made first, because there may be no place for its logs.
             program = KubernetesProgram(
@@ -451,12 +450,6 @@ class KubernetesLauncher(Launcher):
         return program
 
 
-_DETACHED = """\
-run {run} is created in namespace {namespace}
-  python -m launchpad_lite.launch --launcher=kubernetes status {run}
-  python -m launchpad_lite.launch --launcher=kubernetes logs {run}
-  python -m launchpad_lite.launch --launcher=kubernetes stop {run}
-"""
 _CREATE = """\
 #!/bin/sh
 # Creates all objects, and makes them belong to the first: deleting that removes all.
@@ -541,13 +534,11 @@ def _with_ports(executables: Sequence[Executable]) -> list[Executable]:
 
 def _plan_of(found: Mapping[str, Any], launcher: str) -> tuple[LaunchPlan, LaunchOptions]:
     """Returns what is known of a run from outside: its nodes, without their work."""
-    # Runs of earlier versions list their nodes.
-    counts = found.get("groups") or Counter(row[0] for row in found["executables"])
     nothing = FrozenWork(b"", ())
     restart = RestartPolicy("on_failure" if found["begins_anew"] else "never")
     executables = tuple(
         Executable(label, replica, nothing, (), Resources(), "", restart=restart)
-        for label, count in counts.items()
+        for label, count in found["groups"].items()
         for replica in range(count)
     )
     plan = LaunchPlan(str(found["program"]), launcher, "pods of Kubernetes", executables)

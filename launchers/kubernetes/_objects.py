@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launchers.kubernetes._agreed import (
+    DETACHED,
     GROUP_LABEL,
     LAUNCHER_ANNOTATION,
     LINK_PORT,
@@ -68,12 +69,12 @@ class Cluster:
     notice_s: float = 10.0
     schedule_s: float = 600.0
     launcher_silence_s: float | None = None
-    ttl_s: int | None = None
+    ttl_s: int = 3600
     max_run_s: int | None = None
     queue: str | None = None
     gpu_resource: str = "nvidia.com/gpu"
     network_policy: bool = True
-    launcher: str | None = None
+    launcher: str = DETACHED
 
     @property
     def grace_s(self) -> int:
@@ -118,7 +119,7 @@ class Manifests:
 
     def mistakes(self) -> list[str]:
         """Returns why there are no valid pods."""
-        found: list[str] = []
+        found = []
         pods = [("the supervisor", self.supervisor)]
         pods += [(f"group {group.label!r}", group.pod) for group in self.groups]
         if bare := [who for who, pod in pods if pod.image is None]:
@@ -126,13 +127,12 @@ class Manifests:
                 f"no image for the pods of {', '.join(bare)}; name one that has launchpad-lite, on "
                 "Python {}.{}, as image=NAME (`make image` builds one)".format(*sys.version_info)
             )
-        for group in self.groups:
-            found += _group_mistakes(group)
         try:
             self._supervisor_template()
         except ValueError as error:
             found.append(f"the supervisor's pod: {error}")
         for group in self.groups:
+            found += _group_mistakes(group)
             try:
                 self._group_template(group)
             except ValueError as error:
@@ -158,26 +158,29 @@ class Manifests:
         others += [
             self._secret(names.trust, self.files.trust),
             self._secret(names.order, self.files.order),
-        ]
-        others += [
-            self._secret(names.work(i), {f"part-{i:05}": part})
-            for i, part in enumerate(self._parts())
+            *(
+                self._secret(names.work(i), {f"part-{i:05}": part})
+                for i, part in enumerate(self._parts())
+            ),
         ]
         if self.cluster.network_policy:
             others.append(self._network_policy())
         if self._names.jobset:
             return [self._jobset(suspended=waits), *others]
-        root = self._job(names.run, supervisor, self._supervisor_job())
+        root = self._object("batch/v1", "Job", names.run, supervisor)
         root["metadata"]["annotations"] = {PLAN_ANNOTATION: self._plan()}
-        root["spec"] = {"suspend": waits, **self._ttl(), **root["spec"]}
-        jobs = []
-        for group in self.groups:
-            job = self._job(
-                names.groups[group.label], self._group_labels(group), self._group_job(group)
-            )
-            if self.cluster.queue is not None:
-                job["spec"] = {"suspend": True, **job["spec"]}
-            jobs.append(job)
+        ttl = {"ttlSecondsAfterFinished": self.cluster.ttl_s}
+        root["spec"] = {"suspend": waits, **ttl, **self._supervisor_job()}
+        begins = {} if self.cluster.queue is None else {"suspend": True}
+        jobs = [
+            {
+                **self._object(
+                    "batch/v1", "Job", names.groups[group.label], self._group_labels(group)
+                ),
+                "spec": {**begins, **self._group_job(group)},
+            }
+            for group in self.groups
+        ]
         return [root, *others, *jobs]
 
     def _parts(self) -> list[bytes]:
@@ -197,6 +200,8 @@ class Manifests:
         if self.cluster.namespace is not None:
             metadata["namespace"] = self.cluster.namespace
         metadata["labels"] = {**self._labels(), **(labels or {})}
+        if kind in ("Job", "JobSet") and self.cluster.queue is not None:
+            metadata["labels"][_QUEUE_LABEL] = self.cluster.queue
         return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
 
     def _labels(self) -> dict[str, str]:
@@ -209,13 +214,6 @@ class Manifests:
     def _group_labels(self, group: Group) -> dict[str, str]:
         return {ROLE_LABEL: NODE, GROUP_LABEL: self._names.slug(group.label)}
 
-    def _queue_label(self) -> dict[str, str]:
-        return {} if self.cluster.queue is None else {_QUEUE_LABEL: self.cluster.queue}
-
-    def _ttl(self) -> dict[str, int]:
-        ttl_s = self.cluster.ttl_s
-        return {} if ttl_s is None else {"ttlSecondsAfterFinished": ttl_s}
-
     def _plan(self) -> str:
         plan = {
             "program": self.program,
@@ -226,40 +224,32 @@ class Manifests:
         }
         return json.dumps(plan)
 
-    def _job(self, name: str, labels: Mapping[str, str], spec: dict[str, Any]) -> dict[str, Any]:
-        job = self._object("batch/v1", "Job", name, {**labels, **self._queue_label()})
-        return {**job, "spec": spec}
-
     def _jobset(self, *, suspended: bool) -> dict[str, Any]:
         jobset = self._object("jobset.x-k8s.io/v1alpha2", "JobSet", self._names.run)
-        jobset["metadata"]["labels"].update(self._queue_label())
         jobset["metadata"]["annotations"] = {PLAN_ANNOTATION: self._plan()}
-        replicated = [
-            self._replicated_job(SUPERVISOR, {ROLE_LABEL: SUPERVISOR}, self._supervisor_job())
-        ]
-        replicated += [
-            self._replicated_job(
-                self._names.slug(group.label), self._group_labels(group), self._group_job(group)
-            )
+        jobs = [(SUPERVISOR, {ROLE_LABEL: SUPERVISOR}, self._supervisor_job())]
+        jobs += [
+            (self._names.slug(group.label), self._group_labels(group), self._group_job(group))
             for group in self.groups
         ]
         spec = {
             "suspend": suspended,
-            **self._ttl(),
+            "ttlSecondsAfterFinished": self.cluster.ttl_s,
             # The Services of the run name the pods. The JobSet's own Service would have the same name as
             # that of the supervisor.
             "network": {"enableDNSHostnames": False},
             "successPolicy": {"operator": "All", "targetReplicatedJobs": [SUPERVISOR]},
             "failurePolicy": {"maxRestarts": 0},
-            "replicatedJobs": replicated,
+            "replicatedJobs": [
+                {
+                    "name": name,
+                    "replicas": 1,
+                    "template": {"metadata": {"labels": {**self._labels(), **labels}}, "spec": job},
+                }
+                for name, labels, job in jobs
+            ],
         }
         return {**jobset, "spec": spec}
-
-    def _replicated_job(
-        self, name: str, labels: Mapping[str, str], spec: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        template = {"metadata": {"labels": {**self._labels(), **labels}}, "spec": spec}
-        return {"name": name, "replicas": 1, "template": template}
 
     def _service(
         self, name: str, labels: Mapping[str, str], ports: Mapping[str, int], **how: str
@@ -310,7 +300,6 @@ class Manifests:
 
     def _group_job(self, group: Group) -> dict[str, Any]:
         replicas = len(group.executables)
-        come_back = _come_back(group)
         deadline = {}
         # Without this limit, a pod that comes back after the supervisor was stopped would wait for a
         # new one. Not with a queue that admits each Job by itself: it may start this Job long before.
@@ -325,7 +314,7 @@ class Manifests:
             "parallelism": replicas,
             "backoffLimitPerIndex": max(map(_restarts, group.executables)),
             "podReplacementPolicy": "Failed",
-            "podFailurePolicy": {"rules": _failure_rules("FailIndex", NODE, come_back)},
+            "podFailurePolicy": {"rules": _failure_rules("FailIndex", NODE, _come_back(group))},
             "template": self._group_template(group),
         }
 
@@ -337,9 +326,6 @@ class Manifests:
         volumes = self._supervisor_volumes()
         # The supervisor holds several copies of the work: packed, unpacked, and being sent to pods.
         limit_mib = _SUPERVISOR_MIB + 6 * len(self.files.blob) // (1 << 20)
-        metadata: dict[str, Any] = {"labels": {**self._labels(), ROLE_LABEL: SUPERVISOR}}
-        if self.cluster.launcher is not None:
-            metadata["annotations"] = {LAUNCHER_ANNOTATION: self.cluster.launcher}
         return pod_template(
             self.supervisor,
             container={
@@ -354,7 +340,10 @@ class Manifests:
                 "volumeMounts": _mounts(volumes),
             },
             volumes=volumes,
-            metadata=metadata,
+            metadata={
+                "labels": {**self._labels(), ROLE_LABEL: SUPERVISOR},
+                "annotations": {LAUNCHER_ANNOTATION: self.cluster.launcher},
+            },
             spec={"terminationGracePeriodSeconds": self.cluster.grace_s},
             moves=self._is_repeatable(),
         )

@@ -69,6 +69,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class KubernetesProgram(ProgramElsewhere):
+    launcher = "kubernetes"
     answer_s = 120.0  # the kubelet passes a question on once a minute, or more often
 
     def __init__(
@@ -131,9 +132,9 @@ class KubernetesProgram(ProgramElsewhere):
         self._hidden: set[str] = set()
         self._threads: list[threading.Thread] = []
 
-    def detach(self, where: str) -> None:
+    def detach(self, kind: str, reference: str, how: str) -> None:
         """Ends the watching in this process: later requests to end the program do nothing."""
-        super().detach(where)
+        super().detach(kind, reference, how)
         self._api.close()
         self._has_status.set()
 

@@ -185,9 +185,8 @@ class SlurmLauncher(Launcher):
         with ended_by_signals():
             job = _submit(folder)
             if self._detach:
-                sys.stdout.write(_DETACHED.format(job=job, folder=folder.path))
                 program = SlurmProgram(plan, options, folder, job, is_launch=False)
-                program.detach(f"job {job}")
+                program.detach("job", job, f"is submitted; its folder is {folder.path}")
                 return program
             program = SlurmProgram(plan, options, folder, job)
             program.watch()
@@ -276,11 +275,3 @@ def _submit(folder: RunFolder) -> str:
             folder.forget()
             raise
     return job
-
-
-_DETACHED = """\
-job {job} is submitted; its folder is {folder}
-  python -m launchpad_lite.launch --launcher=slurm status {job}
-  python -m launchpad_lite.launch --launcher=slurm logs {job}
-  python -m launchpad_lite.launch --launcher=slurm stop {job}
-"""

@@ -55,6 +55,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class SlurmProgram(ProgramElsewhere):
+    launcher = "slurm"
     answer_s = 15.0
 
     def __init__(

@@ -85,11 +85,6 @@ class WatchedProgram(RunningProgram):
             self.collected = True
             raise LaunchError(self._failure)
 
-    def detach(self, where: str) -> None:
-        """Counts it as ended here, where it is not watched; requests to end it do nothing."""
-        self._result = ProgramResult(Outcome.COMPLETED, reason=f"it continues as {where}")
-        self._ended.set()
-
     def post(self, event: Event) -> None:
         """Queues an event. From any thread."""
         self._events.put(event)

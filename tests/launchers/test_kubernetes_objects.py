@@ -671,8 +671,8 @@ def test_all_mistakes_are_told_at_once() -> None:
         r"no image for the pods of the supervisor, group 'actor'; name one that has launchpad-lite",
         r"actor\[0\] and actor\[1\] ask for different resources \(gpu=1; none\).*labels of their own",
         r"half\[0\] asks for gpu=0\.5",
-        r"pairs\[0\] and pairs\[1\] are to run together with different nodes",
         r"pods of group 'bad': patch\.spec\.containers: the container 'node'",
+        r"pairs\[0\] and pairs\[1\] are to run together with different nodes",
     ]
     assert len(found) == len(expected)
     for pattern, mistake in zip(expected, found, strict=True):

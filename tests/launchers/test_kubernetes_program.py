@@ -513,7 +513,7 @@ def test_a_pod_is_removed_by_force_with_what_holds_it(lab: Lab, told: Told) -> N
 def test_a_launch_that_leaves_at_once_holds_nothing(lab: Lab) -> None:
     api: Any = lab.cluster
     program = KubernetesProgram(lab.plan, LaunchOptions(1.0), api, NAMES)
-    program.detach("run demo")
+    program.detach("run", "demo", "is created")
     program.kill()
     assert program.wait(1).outcome is Outcome.COMPLETED
     assert lab.cluster.is_closed
