@@ -125,7 +125,6 @@ class KubernetesProgram(ProgramElsewhere):
         self._has_status = threading.Event()
         #: The newest answer to where threads are.
         self._answered: AnswerRecord | None = None
-        self._is_killed = False
         #: Whether objects without an owner were seen, which this launcher did not create.
         self._has_orphans = False
         #: Kinds of objects that we may not see, or not delete.
@@ -165,7 +164,7 @@ class KubernetesProgram(ProgramElsewhere):
             yield from super().output()
             return
         for pod in self._supervisors():
-            reader = RecordReader(None, is_stamped=True)
+            reader = RecordReader(None)
             for line in self._api.logs(pod["metadata"]["name"], SUPERVISOR, timestamps=True):
                 yield from _words(reader.feed(line))
 
@@ -178,7 +177,7 @@ class KubernetesProgram(ProgramElsewhere):
             for pod in self._supervisors():
                 if pod["metadata"]["uid"] not in begun:
                     begun.add(pod["metadata"]["uid"])
-                    reader = RecordReader(None, is_stamped=True)
+                    reader = RecordReader(None)
                     for records in self._read_log(pod, reader, Cancellation()):
                         yield from _words(records or ())
 
@@ -355,14 +354,14 @@ class KubernetesProgram(ProgramElsewhere):
         if not state.is_in_hurry:
             limit += self._notice_limit_s()
         left: list[Json] | None = None
-        forced: list[Json] = []
+        forced: list[Json] | None = None
         failure: ApiError | None = None
         while True:
             try:
                 if not state.is_deleted:
                     self._end_or_delete(None, 0)
                     state.is_deleted = True
-                if state.is_in_hurry and not self._is_killed:
+                if state.is_in_hurry and forced is None:
                     forced = self._kill_pods()
                 left, failure = self._left(), None
             except ApiError as error:
@@ -385,7 +384,7 @@ class KubernetesProgram(ProgramElsewhere):
                 limit = time.monotonic() + self._timing.gone_s
 
     def _remains(
-        self, left: list[Json] | None, forced: list[Json], failure: ApiError | None
+        self, left: list[Json] | None, forced: list[Json] | None, failure: ApiError | None
     ) -> str:
         """Returns what is left of a run after its removal, for people; `left` is None if unknown."""
         where = f"-n {self._api.namespace} -l {self._selector}"
@@ -421,7 +420,6 @@ class KubernetesProgram(ProgramElsewhere):
         found = self._list("Pod")
         for pod in found:
             self._delete("Pod", pod["metadata"]["name"], 0)
-        self._is_killed = True
         silent = self._state.silent_machines(time.monotonic())
         return [pod for pod in found if pod.get("spec", {}).get("nodeName") in silent]
 
@@ -479,7 +477,7 @@ class KubernetesProgram(ProgramElsewhere):
     def _follow_log(self, pod: Json) -> None:
         """Passes the records of a supervisor on until it has ended, and shows what nodes print."""
         uid = pod["metadata"]["uid"]
-        reader = RecordReader(self._key, is_stamped=True)
+        reader = RecordReader(self._key)
         for records in self._read_log(pod, reader, self._cancellation):
             if records is None:
                 self._put(self._state.note_caught_up, uid)

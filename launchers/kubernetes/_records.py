@@ -193,15 +193,14 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 
 class RecordReader:
-    """Reads the log of one process; returns each record once, even if the log is read again."""
+    """Reads the log of one process; returns each record once, even if the log is read again.
 
-    def __init__(self, key: bytes | None, *, is_stamped: bool = False) -> None:
-        """Prepares it. Without the key for the seal of the end, exceptions stay texts.
+    Each line of the log has a time stamp.
+    """
 
-        With `is_stamped`, each line of the log has a time stamp, and lines without one are ignored.
-        """
+    def __init__(self, key: bytes | None) -> None:
+        """Prepares it. Without the key for the seal of the end, exceptions stay texts."""
         self._key = key
-        self._is_stamped = is_stamped
         self.last_number = 0
         #: Lines without a number that were read; only their time stamps identify them.
         self._strays: set[str] = set()
@@ -212,11 +211,10 @@ class RecordReader:
 
         Bytes that are no UTF-8 are as `surrogateescape` has them.
         """
-        stamped = _STAMP.fullmatch(line)
-        if stamped is None and self._is_stamped:
+        if (stamped := _STAMP.fullmatch(line)) is None:
             # A kubelet that cannot read the log sends an error message as its content, with status 200.
             return []
-        text = line if stamped is None else stamped[1]
+        text = stamped[1]
         if (record := _RECORD.fullmatch(text)) is not None:
             number, kind, rest = int(record[1]), record[2], record[3]
             if number <= self.last_number:
@@ -226,10 +224,9 @@ class RecordReader:
                 lost, self.last_number = number - self.last_number - 1, number
                 lines = "1 line of the log was" if lost == 1 else f"{lost} lines of the log were"
                 return [Note(f"{lines} lost"), *found] if lost else found
-        if stamped is not None:
-            if line in self._strays:
-                return []
-            self._strays.add(line)
+        if line in self._strays:
+            return []
+        self._strays.add(line)
         return [PrintedRecord(SUPERVISOR, _encoded(f"{text}\n"))]
 
     def _read(self, kind: str, rest: str, is_next: bool) -> list[Record] | None:

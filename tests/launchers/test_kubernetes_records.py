@@ -51,9 +51,11 @@ class Log:
         self._file.close()
 
 
-def read(lines: Iterable[str], reader: RecordReader | None = None) -> list[Record]:
+def read(
+    lines: Iterable[str], reader: RecordReader | None = None, *, stamp: str = "2026-01-02T03:04:05Z "
+) -> list[Record]:
     reader = reader or RecordReader(KEY)
-    return [record for line in lines for record in reader.feed(line)]
+    return [record for line in lines for record in reader.feed(stamp + line)]
 
 
 def output_of(records: Iterable[Record], node: str) -> bytes:
@@ -296,7 +298,7 @@ def test_lines_without_a_number_are_told_apart_by_their_time() -> None:
         "2026-01-02T03:04:05.7Z stray",
     ]
     reader = RecordReader(KEY)
-    first = read(lines, reader)
+    first = read(lines, reader, stamp="")
     assert first == [
         PrintedRecord("supervisor", b"stray\n"),
         PrintedRecord("actor[0]", b"hello\n"),
@@ -304,7 +306,7 @@ def test_lines_without_a_number_are_told_apart_by_their_time() -> None:
     ]
     # The two streams of a process are not read at the same time.
     late = "2026-01-02T03:04:05.4Z stray"
-    assert read([*lines, late], reader) == [PrintedRecord("supervisor", b"stray\n")]
+    assert read([*lines, late], reader, stamp="") == [PrintedRecord("supervisor", b"stray\n")]
 
 
 @pytest.mark.parametrize(
@@ -317,9 +319,9 @@ def test_lines_without_a_number_are_told_apart_by_their_time() -> None:
     ],
 )
 def test_what_has_no_time_is_no_part_of_a_log_that_has_times(excuse: str) -> None:
-    reader = RecordReader(KEY, is_stamped=True)
+    reader = RecordReader(KEY)
     stamped = "2026-01-02T03:04:05.5Z 1 note hello"
-    assert read([excuse, excuse, stamped, excuse], reader) == [Note("hello")]
+    assert read([excuse, excuse, stamped, excuse], reader, stamp="") == [Note("hello")]
     assert reader.last_number == 1
 
 
