@@ -60,16 +60,7 @@ def plan(
 ) -> LaunchPlan:
     """Returns the plan: what `launch` would start, and where; starts nothing.
 
-    Args:
-        program: What to run.
-        launcher: As for `launch`.
-        resources: As for `launch`.
-        restart: As for `launch`.
-        liveness: As for `launch`.
-        checkpoints: As for `launch`.
-        processes: As for `launch`.
-        seed: As for `launch`.
-        **launcher_options: As for `launch`.
+    Takes a program, and arguments of `launch`.
 
     Raises:
         ProgramError: The program has mistakes; all are listed.

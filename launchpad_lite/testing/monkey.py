@@ -3,17 +3,15 @@
 psutil sends the signals: it hits no other process that has got the number of a worker meanwhile.
 """
 
-import contextlib
+import asyncio
 import enum
-import heapq
-import itertools
 import os
 import random
 import signal
 import socket
 import threading
 import time
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,9 +25,6 @@ _BURST_S = (0.02, 0.2)
 _BURSTS = (3, 6)  # how often a DELAY does so
 _WATCH_S = 0.02  # the accuracy of the time at which a worker came up
 _UP = ("running", "serving")
-
-#: The steps of a fault; yields the seconds until the next.
-_Steps = Generator[float, None, None]
 
 
 class Fault(enum.Enum):
@@ -128,9 +123,8 @@ class Monkey:
         #: Workers under a fault that has not ended; a KILL never does, but takes a moment.
         self._afflicted: set[_Name] = set()
         self._workers: dict[_Name, _RunningWorker] = {}  # workers that are up
-        #: Steps by time; the number in the middle orders equal times.
-        self._agenda: list[tuple[float, int, _Steps]] = []
-        self._numbers = itertools.count()
+        #: Faults that have not ended.
+        self._faulty: set[asyncio.Future[None]] = set()
         self._began_at = 0.0
         self._error: BaseException | None = None
         self._leaving = threading.Event()
@@ -157,38 +151,31 @@ class Monkey:
 
     def _work(self) -> None:
         try:
-            self._advance(self._watch())
-            self._advance(self._strike_again_and_again())
-            while not self._leaving.wait(max(0.0, self._agenda[0][0] - time.monotonic())):
-                self._advance(heapq.heappop(self._agenda)[2])
+            asyncio.run(self._inject())
         except BaseException as error:  # noqa: BLE001 - raised at the end of the block
             self._error = error
-        finally:
-            # Closing a fault undoes it, even if closing others fails.
-            with contextlib.ExitStack() as undo:
-                for _, _, steps in self._agenda:
-                    undo.callback(steps.close)
 
-    def _advance(self, steps: _Steps) -> None:
-        with contextlib.suppress(StopIteration):
-            again_at = time.monotonic() + next(steps)
-            heapq.heappush(self._agenda, (again_at, next(self._numbers), steps))
-
-    def _watch(self) -> _Steps:
-        """Notes workers that come up, and when."""
-        while True:
+    async def _inject(self) -> None:
+        """Notes workers that come up, and when, while faults are injected."""
+        strikes = asyncio.ensure_future(self._strike_again_and_again())
+        while not self._leaving.is_set():
             workers = {name: self._workers.get(name) or _sight(name) for name in self._nodes_up()}
             self._workers = {name: worker for name, worker in workers.items() if worker is not None}
-            yield _WATCH_S
+            await asyncio.wait({strikes, *self._faulty}, timeout=_WATCH_S)
+            for each in [task for task in (strikes, *self._faulty) if task.done()]:
+                self._faulty.discard(each)
+                each.result()
+        # The end of the loop cancels all faults, which undoes them.
 
-    def _strike_again_and_again(self) -> _Steps:
+    async def _strike_again_and_again(self) -> None:
         while True:
-            yield self._random.expovariate(1 / self._mean_interval_s)
+            await asyncio.sleep(self._random.expovariate(1 / self._mean_interval_s))
             fault = self._random.choice(self._faults)
             # Its own generator, so that the draws of one fault do not change later faults.
             draw = random.Random(self._random.getrandbits(64))  # noqa: S311
             if victims := self._victims():
-                self._advance(self._inflict(fault, draw.choice(victims), draw))
+                inflicting = self._inflict(fault, draw.choice(victims), draw)
+                self._faulty.add(asyncio.ensure_future(inflicting))
 
     def _victims(self) -> "list[_RunningWorker]":
         latest = time.monotonic() - self._minimum_uptime_s
@@ -214,7 +201,7 @@ class Monkey:
                 )
         return [_Name(node.name, node.restarts, pid) for node, pid in nodes if node.state in _UP]
 
-    def _inflict(self, fault: Fault, worker: "_RunningWorker", draw: random.Random) -> _Steps:
+    async def _inflict(self, fault: Fault, worker: "_RunningWorker", draw: random.Random) -> None:
         first = signal.SIGKILL if fault is Fault.KILL else signal.SIGSTOP
         if worker.name not in self._nodes_up() or not worker.signal(first):
             return
@@ -223,9 +210,9 @@ class Monkey:
             at_s = time.monotonic() - self._began_at
             self._injected.append(Injected(fault, *worker.name, at_s))
             if fault is Fault.PAUSE:
-                yield draw.uniform(0.0, self._max_pause_s)
+                await asyncio.sleep(draw.uniform(0.0, self._max_pause_s))
             elif fault is Fault.DELAY:
-                yield from _bursts(worker, draw)
+                await _bursts(worker, draw)
         finally:
             if fault is not Fault.KILL:
                 self._afflicted.discard(worker.name)
@@ -274,14 +261,14 @@ def _sight(name: _Name) -> _RunningWorker | None:
     return _RunningWorker(name, process, time.monotonic()) if ours else None
 
 
-def _bursts(worker: _RunningWorker, draw: random.Random) -> _Steps:
+async def _bursts(worker: _RunningWorker, draw: random.Random) -> None:
     """Goes on after a first stop that was sent already."""
     for burst in range(draw.randint(*_BURSTS)):
         if burst and not worker.signal(signal.SIGSTOP):
             return
-        yield draw.uniform(*_BURST_S)
+        await asyncio.sleep(draw.uniform(*_BURST_S))
         worker.signal(signal.SIGCONT)
-        yield draw.uniform(*_BURST_S)
+        await asyncio.sleep(draw.uniform(*_BURST_S))
 
 
 def _checked_labels(running: RunningProgram, labels: Collection[str] | None) -> frozenset[str]:
