@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -141,45 +142,41 @@ class KubernetesLauncher(Launcher):
         self._pods = _read_pods(pods)
         self._queue = queue
         self._jobset = jobset
-        self._gpu_resource = gpu_resource
-        self._network_policy = network_policy
         self._work = work
         self._detach = detach
         self._schedule_s = schedule_s
         self._silence_s = silence_s
         self._launcher_silence_s = launcher_silence_s
-        self._ttl_s = ttl_s
-        self._max_run_s = max_run_s
         self._timing = timing
-        if mistakes := list(self._option_mistakes()):
+        #: Makes the settings of a run; what is not known yet is given then.
+        self._cluster = functools.partial(
+            Cluster,
+            namespace=namespace,
+            ttl_s=ttl_s,
+            max_run_s=max_run_s,
+            queue=queue,
+            gpu_resource=gpu_resource,
+            network_policy=network_policy,
+        )
+        mistakes = [
+            *_seconds_mistakes("schedule_s", schedule_s, 1, math.inf),  # it may wait without end
+            *_seconds_mistakes("silence_s", silence_s, 1, sys.float_info.max),
+            *_seconds_mistakes("launcher_silence_s", launcher_silence_s, 180, sys.float_info.max),
+            *_seconds_mistakes("ttl_s", ttl_s, 0, _INT32_MAX),
+            *(
+                []
+                if max_run_s is None
+                else _seconds_mistakes("max_run_s", max_run_s, 1, _INT32_MAX)
+            ),
+        ]
+        if name is not None:
+            try:
+                Names.of("", (), name)
+            except ValueError as error:
+                mistakes.append(str(error))
+        if mistakes:
             raise ValueError("; ".join(mistakes))
         self.description = f"pods of Kubernetes{f', namespace {namespace}' if namespace else ''}"
-
-    def _option_mistakes(self) -> Iterator[str]:
-        whole, any_number = (int,), (int, float)
-        limits: dict[str, tuple[Any, float, float]] = {
-            "schedule_s": (any_number, 1, math.inf),  # a launch may wait without end
-            "silence_s": (any_number, 1, sys.float_info.max),
-            "launcher_silence_s": (any_number, 180, sys.float_info.max),
-            "ttl_s": (whole, 0, _INT32_MAX),
-            "max_run_s": (whole, 1, _INT32_MAX),
-        }
-        for name, (kinds, least, most) in limits.items():
-            value = getattr(self, f"_{name}")
-            if value is None and name == "max_run_s":
-                continue
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, kinds)
-                or not least <= value <= most
-            ):
-                number = "a whole number" if kinds is whole else "a number"
-                yield f"{name} is {number} of seconds, at least {least}, not {value!r}"
-        if self._run is not None:
-            try:
-                Names.of("", (), self._run)
-            except ValueError as error:
-                yield str(error)
 
     def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:
         """Returns why no objects can be made of it; what a cluster refuses is found by `start`."""
@@ -233,18 +230,12 @@ class KubernetesLauncher(Launcher):
         members: dict[str, list[Executable]] = {}
         for each in executables:
             members.setdefault(each.label, []).append(each)
-        cluster = Cluster(
-            names=Names.of(program, members, self._run, jobset=self._jobset),
-            namespace=self._namespace,
+        cluster = self._cluster(
+            Names.of(program, members, self._run, jobset=self._jobset),
             # JSON knows no infinity.
             notice_s=options.notice_s if math.isfinite(options.notice_s) else -1.0,
             schedule_s=self._inner_schedule_s,
             launcher_silence_s=None if self._detach else self._launcher_silence_s,
-            ttl_s=self._ttl_s,
-            max_run_s=self._max_run_s,
-            queue=self._queue,
-            gpu_resource=self._gpu_resource,
-            network_policy=self._network_policy,
             launcher=DETACHED if self._detach else "launching",
         )
         groups = [Group(label, tuple(nodes), self._pod(label)) for label, nodes in members.items()]
@@ -411,14 +402,12 @@ class KubernetesLauncher(Launcher):
             if reason.is_final or reason.attempts == 1:
                 return ""  # it was refused, and no earlier attempt can have created it
         try:
-            for left in reversed(range(_LOOKS)):
-                found = made or api.get(kind, name)
-                if found is not None:
-                    if made is not None or created_by(found) == author:
+            for _ in range(_LOOKS):
+                if (found := made or api.get(kind, name)) is not None:
+                    if created_by(found) == author:
                         api.delete(kind, name, uid=found["metadata"]["uid"])
                     break
-                if left:
-                    time.sleep(self._timing.look_s)
+                time.sleep(self._timing.look_s)
         except (ApiError, KeyboardInterrupt, SystemExit) as error:
             remains = "may remain" if made is None else "remains"
             why = str(error) if isinstance(error, ApiError) else "interrupted again"
@@ -485,6 +474,14 @@ uid=
 """
 _RESUME = """\
 kubectl patch {flags} {kind} {name} --type=merge -p '{{"spec":{{"suspend":false}}}}'"""
+
+
+def _seconds_mistakes(name: str, value: object, least: int, most: float) -> Iterator[str]:
+    is_whole = most == _INT32_MAX
+    kinds: Any = int if is_whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
+        number = "a whole number" if is_whole else "a number"
+        yield f"{name} is {number} of seconds, at least {least}, not {value!r}"
 
 
 def _jobset(api: Api, name: str) -> Json | None:

@@ -2,13 +2,14 @@
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from launchers.host.pod import MAY_COME_BACK
 from launchers.kubernetes._agreed import NODE, ROLE_LABEL, SUPERVISOR
 from launchpad_lite.launching import NodeFailure, ProgramResult
-from launchpad_lite.life.result import Restart, named
+from launchpad_lite.life.result import named
 
 #: JSON, as an API server has it.
 Object = Mapping[str, Any]
@@ -205,37 +206,31 @@ def explained(
     The cluster also explains why a node was asked from outside to end. `losses` says what became of
     pods, by their host name, in order; `machine` returns the last known one of a host name.
     """
-    counts: dict[str, int] = {}
 
     def explain(failure: NodeFailure, number: int) -> NodeFailure:
-        if not failure.host_lost:
-            return failure
         texts = losses.get(failure.host, ())
-        if texts:
-            summary = f"its pod {failure.host} {texts[min(number, len(texts) - 1)]}"
-        elif where := machine(failure.host):
+        loss = f"its pod {failure.host} {texts[min(number, len(texts) - 1)]}" if texts else ""
+        if failure.host_lost and loss:
+            summary = loss
+        elif failure.host_lost and (where := machine(failure.host)):
             summary = f"{failure.summary} (its pod was on the machine {where})"
+        elif _ASKED in failure.summary and number < len(texts):
+            summary = f"{failure.summary}: {loss}"
         else:
             return failure
         return dataclasses.replace(failure, summary=summary)
 
-    def explain_restart(restart: Restart) -> Restart:
+    counts = Counter[str]()
+    restarts = []
+    for restart in result.restarts:
         failure = restart.failure
-        if failure is None or not (failure.host_lost or _ASKED in failure.summary):
-            return restart
-        number = counts.get(failure.host, 0)
-        counts[failure.host] = number + 1
-        texts = losses.get(failure.host, ())
-        if failure.host_lost:
-            failure = explain(failure, number)
-        elif number < len(texts):
-            summary = f"{failure.summary}: its pod {failure.host} {texts[number]}"
-            failure = dataclasses.replace(failure, summary=summary)
-        return dataclasses.replace(restart, failure=failure)
-
+        if failure is not None and (failure.host_lost or _ASKED in failure.summary):
+            explanation = explain(failure, counts[failure.host])
+            restart = dataclasses.replace(restart, failure=explanation)
+            counts[failure.host] += 1
+        restarts.append(restart)
     failures = tuple(explain(each, _NEWEST) for each in result.failures)
-    restarts = tuple(explain_restart(each) for each in result.restarts)
-    return dataclasses.replace(result, failures=failures, restarts=restarts)
+    return dataclasses.replace(result, failures=failures, restarts=tuple(restarts))
 
 
 def name_of(obj: Object) -> str:

@@ -117,10 +117,12 @@ class _Supervision:
 
     def _in_pods(self, plan: LaunchPlan) -> LaunchPlan:
         """Returns the plan without cores and devices, which Kubernetes gives to each node's pod."""
-        executables = []
-        for each in plan.executables:
-            resources = Resources(ram_gib=each.resources.ram_gib)
-            executables.append(dataclasses.replace(each, resources=resources, together=None))
+        executables = (
+            dataclasses.replace(
+                each, resources=Resources(ram_gib=each.resources.ram_gib), together=None
+            )
+            for each in plan.executables
+        )
         return dataclasses.replace(plan, executables=tuple(executables))
 
     def _reach(self, spec: HostSpec, hello: Hello) -> Arrival:
