@@ -52,7 +52,10 @@ class Log:
 
 
 def read(
-    lines: Iterable[str], reader: RecordReader | None = None, *, stamp: str = "2026-01-02T03:04:05Z "
+    lines: Iterable[str],
+    reader: RecordReader | None = None,
+    *,
+    stamp: str = "2026-01-02T03:04:05Z ",
 ) -> list[Record]:
     reader = reader or RecordReader(KEY)
     return [record for line in lines for record in reader.feed(stamp + line)]
