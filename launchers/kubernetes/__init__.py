@@ -261,8 +261,6 @@ class KubernetesLauncher(Launcher):
         try:
             manifests = self._manifests(plan.program, executables, options)
             names = manifests.cluster.names
-            if mistakes := manifests.mistakes():
-                raise ValueError("; ".join(mistakes))
             order = PodOrder(
                 plan=dataclasses.replace(plan, executables=tuple(executables)).outline(),
                 options=dataclasses.replace(options, log_dir=None),
