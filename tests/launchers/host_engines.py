@@ -207,7 +207,7 @@ _IMPATIENT = """
 from launchers import kubernetes as _kubernetes
 from launchers.kubernetes._timing import Timing as _Timing
 
-_kubernetes.KubernetesLauncher._option_mistakes = lambda self: ()
+_kubernetes._seconds_mistakes = lambda *_: ()
 OPTIONS["timing"] = _Timing(**HOW["timing"])
 """
 

@@ -59,29 +59,6 @@ def test_pods_that_have_ipv6_alone_call_each_other(tmp_path: Path) -> None:
     assert "0 on counting-caller-0 called counting-store-0" in output
 
 
-def test_status_and_logs_name_pods_and_show_what_is_unfinished(kubernetes: KubernetesDesk) -> None:
-    source = """
-        class Caller(Caller):
-            def run(self):
-                sys.stdout.write("\\x1b[1munfinished")
-                sys.stdout.flush()
-                super().run()
-
-        if __name__ == "__main__":
-            running = lp.launch(make_program(), LAUNCHER, **OPTIONS)
-            for each in running.status():
-                print("STATUS", each.name, each.host, each.endpoints)
-            running.wait()
-    """
-    output = kubernetes.launch(source, how=_BRIEF, name=None).check()
-    run = re.search(r"STATUS store\[0\] (counting-\w{5})-store-0 (.*)", output)
-    assert run, output
-    assert run[2] == f"{{'courier': '{run[1]}-store-0.{run[1]}-store:4251'}}"
-    assert f"STATUS caller[1] {run[1]}-caller-1" in output
-    assert "unfinished" in kubernetes.log("caller/0")
-    assert_nothing_is_left(kubernetes)
-
-
 # Images
 
 

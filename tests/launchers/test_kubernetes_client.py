@@ -391,15 +391,6 @@ def test_what_needs_no_proxy_is_told_as_to_kubectl(
     assert client_module._proxy_from_environment(f"https://{server}") == expected
 
 
-def test_a_server_of_this_machine_is_asked_without_a_proxy(
-    stub: Stub, write: Write, environment: pytest.MonkeyPatch
-) -> None:
-    environment.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    write(stub.url)
-    with connected() as api:
-        assert api.list("Pod") == []
-
-
 @pytest.mark.parametrize("is_in_environment", [True, False])
 def test_the_proxy_is_that_of_the_cluster_or_of_the_environment(
     stub: Stub, write: Write, environment: pytest.MonkeyPatch, is_in_environment: bool

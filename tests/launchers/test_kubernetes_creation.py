@@ -70,7 +70,6 @@ def emit(chosen: KubernetesLauncher, **options: Any) -> dict[str, bytes]:
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     """A server that keeps what is created, and removes what belonged to what is gone."""
     store = Store()
-    store.create("namespaces", {"metadata": {"name": "team"}})
     api = ApiServer(store, "team", lambda *_: pytest.fail("no logs"))
     api.tokens["a-token"] = documented_role()
     loop = Loop(store, [GarbageCollector(store).run])
@@ -82,11 +81,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServ
 
 
 def left(cluster: ApiServer) -> list[str]:
-    return [
-        f"{kind}/{each['metadata']['name']}"
-        for kind, each in cluster.store.all()
-        if kind != "namespaces"
-    ]
+    return [f"{kind}/{each['metadata']['name']}" for kind, each in cluster.store.all()]
 
 
 def nothing_is_left(cluster: ApiServer) -> bool:

@@ -15,17 +15,15 @@ from typing import Any
 import pytest
 
 from launchpad_lite.testing import poll_until
-from tests.beds.kubernetes.cluster import BARE_IMAGE, KubernetesCluster
+from tests.beds.kubernetes.cluster import KubernetesCluster
 from tests.engines import needs_kubernetes
 from tests.launchers.host_engines import WITHIN_S, Command, KubernetesDesk
 
 pytestmark = [needs_kubernetes, pytest.mark.slow, pytest.mark.timeout(300)]
 
 _MOVING: dict[str, Any] = {"restart": 100, "how": {"patient": True}}
-#: Machines of pods.
-_FIRST, _SECOND = (
-    {"node_selector": {"kubernetes.io/hostname": name}} for name in ("node-1", "node-2")
-)
+#: The machine of pods.
+_SECOND = {"node_selector": {"kubernetes.io/hostname": "node-2"}}
 _NO_IMAGE = "localhost/none:1"
 
 
@@ -177,19 +175,6 @@ def test_a_short_cut_a_deleted_secret_and_a_launcher_that_stands_still_do_no_har
     assert run.result["restarts"] == []
 
 
-def test_nodes_of_a_machine_that_was_cut_off_come_back_with_it(kubernetes: KubernetesDesk) -> None:
-    pods = kubernetes.pods(supervisor=_FIRST, caller=_FIRST, store=_SECOND)
-    run = kubernetes.begin(pods=pods, **_MOVING)
-    kubernetes.cluster.cut_node("node-2")
-    run.until(r"store\[0\] waits for a new pod")
-    run.strike()
-    kubernetes.cluster.heal_node("node-2")
-    run.await_restart("store[0]")
-    run.await_calls()
-    run.finish()
-    assert restarted(run) == ["store[0]"]
-
-
 # The launcher goes, or is not there
 
 _DIES = """
@@ -205,10 +190,6 @@ _DIES = """
 
     Api.create = create_and_die
 """
-_DETACHED = """
-    if __name__ == "__main__":
-        lp.launch(make_program(), LAUNCHER, detach=True, **OPTIONS)
-"""
 
 
 def test_nothing_is_left_of_a_run_whose_launcher_is_killed_while_it_creates_it(
@@ -221,42 +202,6 @@ def test_nothing_is_left_of_a_run_whose_launcher_is_killed_while_it_creates_it(
     assert "counting-store" in jobs
     kubernetes.assert_nothing_is_left()
     run.note("nothing was left")
-
-
-def await_end_of_pods(kubernetes: KubernetesDesk) -> None:
-    """Waits until no pod of a node runs, or is going to."""
-
-    def have_ended() -> bool:
-        jobs = [
-            each
-            for each in kubernetes.cluster.objects("Job")
-            if each["metadata"]["name"] != "counting"
-        ]
-        conditions = [each["status"].get("conditions") or [] for each in jobs]
-        ends = ("Complete", "Failed")
-        return all(any(each["type"] in ends for each in found) for found in conditions)
-
-    poll_until(have_ended, WITHIN_S)
-    kubernetes.cluster.restore()  # nobody waits for it
-
-
-def test_pods_of_a_detached_run_do_not_wait_without_end_for_a_supervisor(
-    kubernetes: KubernetesDesk,
-) -> None:
-    impatient = """
-        from launchers.kubernetes import _objects
-        _objects.LONGEST_BACKOFF_S = 0
-    """
-    pods = kubernetes.pods(supervisor={"image": BARE_IMAGE})  # which it cannot run in
-    options: dict[str, Any] = {"restart": "on_failure", "schedule_s": 2, "pods": pods}
-    kubernetes.launch(impatient, _DETACHED, **options).check()
-    await_end_of_pods(kubernetes)
-
-
-def test_a_detached_run_ends_after_its_longest_time(kubernetes: KubernetesDesk) -> None:
-    options: dict[str, Any] = {"restart": "on_failure", "max_run_s": 5, "notice_s": 1}
-    kubernetes.launch(_DETACHED, **options).check()
-    await_end_of_pods(kubernetes)
 
 
 # A machine does not answer, and its pods are given up

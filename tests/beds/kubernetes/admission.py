@@ -6,38 +6,19 @@ schemas cannot say passes here.
 
 import functools
 import json
-import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from tests.beds.kubernetes.store import RESOURCES, ApiError, Object
 
-_QUANTITY = re.compile(r"([+-]?[0-9.]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
-_SUFFIXES = {
-    **{letter: Decimal(1000) ** power for power, letter in enumerate("kMGTPE", 1)},
-    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)},
-    "n": Decimal(10) ** -9,
-    "u": Decimal(10) ** -6,
-    "m": Decimal(10) ** -3,
-}
 _INT32 = 2**31 - 1
 
 
-def quantity(text: str | float) -> Decimal:
-    """The number that a quantity means.
-
-    Raises:
-        ValueError: It is none.
-    """
-    found = _QUANTITY.fullmatch(str(text))
-    if not found:
-        raise ValueError(f"{text!r} is no quantity")
-    number, suffix = found.groups()
-    if suffix and suffix[0] in "eE" and suffix[1:]:
-        return Decimal(number + suffix)
-    return Decimal(number) * _SUFFIXES.get(suffix or "", Decimal(1))
+def memory_bytes(text: str) -> int:
+    """The bytes that a quantity means, as we and tests write it: like 256Mi."""
+    powers = {f"{letter}i": power for power, letter in enumerate("KMG", 1)}
+    return int(text[:-2]) * 1024 ** powers[text[-2:]]
 
 
 @functools.cache
@@ -83,61 +64,13 @@ def check_structure(resource: str, item: Mapping[str, Any]) -> None:
 def fill(resource: str, item: Object) -> None:
     """Fills in the defaults that controllers and the kubelet read."""
     if resource == "pods":
-        _fill_pod(item)
-        item["status"] = {"phase": "Pending", "qosClass": "Burstable"}
+        item["spec"].setdefault("terminationGracePeriodSeconds", 30)
+        item["status"] = {"phase": "Pending"}
     elif resource == "jobs":
         _fill_job(item)
-    elif resource == "services":
-        spec = item["spec"]
-        spec.setdefault("type", "ClusterIP")
-        for port in spec.get("ports") or []:
-            port.setdefault("protocol", "TCP")
-            port.setdefault("targetPort", port["port"])
-        item["status"] = {"loadBalancer": {}}
-    elif resource == "secrets":
-        item.setdefault("type", "Opaque")
     elif resource == "jobsets":
-        item["spec"].setdefault("network", {}).setdefault("enableDNSHostnames", True)
-        item["spec"]["network"].setdefault("publishNotReadyAddresses", True)
-        for one in item["spec"].get("replicatedJobs") or []:
-            one.setdefault("replicas", 1)
-            spec = one["template"]["spec"]
-            spec.setdefault("completionMode", "Indexed")
-            spec["template"]["spec"].setdefault("restartPolicy", "OnFailure")
-
-
-def fill_identity(resource: str, item: Object) -> None:
-    """What a job gets from its uid."""
-    if resource != "jobs":
-        return
-    uid, name = item["metadata"]["uid"], item["metadata"]["name"]
-    item["spec"]["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": uid}}
-    labels = item["spec"]["template"].setdefault("metadata", {}).setdefault("labels", {})
-    for prefix in ("", "batch.kubernetes.io/"):
-        labels[f"{prefix}controller-uid"] = uid
-        labels[f"{prefix}job-name"] = name
-
-
-def _fill_pod(pod: Object) -> None:
-    spec = pod["spec"]
-    for field, value in {
-        "restartPolicy": "Always",
-        "terminationGracePeriodSeconds": 30,
-        "dnsPolicy": "ClusterFirst",
-        "serviceAccountName": "default",
-        "schedulerName": "default-scheduler",
-        "enableServiceLinks": True,
-        "securityContext": {},
-    }.items():
-        if spec.get(field) is None:
-            spec[field] = value
-    for container in [*(spec.get("initContainers") or []), *spec["containers"]]:
-        resources = container.setdefault("resources", {})
-        for name, limit in (resources.get("limits") or {}).items():
-            resources.setdefault("requests", {}).setdefault(name, limit)
-        container.setdefault("imagePullPolicy", "IfNotPresent")
-        for port in container.get("ports") or []:
-            port.setdefault("protocol", "TCP")
+        for one in item["spec"]["replicatedJobs"]:
+            one["template"]["spec"].setdefault("completionMode", "Indexed")
 
 
 def _fill_job(job: Object) -> None:
@@ -157,7 +90,6 @@ def _fill_job(job: Object) -> None:
     for rule in (policy or {}).get("rules", []):
         for pattern in rule.get("onPodConditions") or []:
             pattern.setdefault("status", "True")
-    _fill_pod(spec["template"])
     job["status"] = {}
 
 

@@ -188,11 +188,10 @@ class KubernetesCluster(Bed):
 
     def leftovers(self) -> list[str]:
         """What is there: objects but events, containers that run, and networks of pods."""
-        ignored = ("events", "nodes", "namespaces")
         lines = [
             f"{item['kind']} {item['metadata']['name']}"
             for resource, item in self._store.all()
-            if resource not in ignored
+            if resource != "events"
         ]
         runs = [*self._kubelet.runs.values()]
         lines += [f"container of pod {run.name}" for run in runs if run.is_alive]
@@ -211,12 +210,10 @@ class KubernetesCluster(Bed):
     def restore(self) -> None:
         """Makes all as it was at the start: nothing stored, nothing runs, no faults."""
         self._heal_all()
-        ignored = ("nodes", "namespaces")
         for _ in range(2):  # a controller may just be making one more
             with self._store.changed:
                 for resource, item in [*self._store.all()]:
-                    if resource not in ignored:
-                        self._store.drop(resource, item)
+                    self._store.drop(resource, item)
             poll_until(lambda: not self._kubelet.runs, 30)
         self._raise_errors()
 
@@ -275,11 +272,6 @@ class KubernetesCluster(Bed):
         )
         stack.callback(self._api.close)
         self._api.tokens[_TOKEN] = None
-        self._store.create(
-            "namespaces", {"metadata": {"name": self.namespace}, "status": {"phase": "Active"}}
-        )
-        for node in self._nodes:
-            self._store.create("nodes", {"metadata": {"name": node.name, "labels": node.labels}})
         self._scheduler = Scheduler(self._store, self._nodes, recorder.record)
         controllers = [
             JobSetController(self._store, self._api.admit).run,

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.beds.kubernetes.server import delete
 from tests.beds.kubernetes.store import (
-    RESOURCES,
     ApiError,
     Object,
     Store,
@@ -25,27 +23,23 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 _FAILURES = "batch.kubernetes.io/job-index-failure-count"
 _IGNORED = "batch.kubernetes.io/job-index-ignored-failure-count"
 _MAX_BACKOFF_S = 600.0
-_KINDS = {one.kind: one.plural for one in RESOURCES.values()}
 
 Admit = Callable[[str, Object], Object]
 
 
 class Events:
-    """Notes events about objects, as `kubectl describe` shows them; the same again is counted."""
+    """Notes events about objects, as `kubectl describe` shows them; the same again is none."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def record(
-        self, item: Object, kind: str, reason: str, message: str, source: str = "kubelet"
-    ) -> None:
+    def record(self, item: Object, kind: str, reason: str, message: str) -> None:
         metadata = item["metadata"]
         namespace = metadata.get("namespace", "")
         with self._store.changed:
             for old in self._store.items("events", namespace):
                 same = (old["involvedObject"]["uid"], old["reason"], old["message"])
                 if same == (metadata["uid"], reason, message):
-                    self._store.update("events", namespace, old["metadata"]["name"], _counted)
                     return
             self._store.create(
                 "events",
@@ -59,24 +53,13 @@ class Events:
                         "namespace": namespace,
                         "name": metadata["name"],
                         "uid": metadata["uid"],
-                        "apiVersion": item["apiVersion"],
                     },
                     "type": kind,
                     "reason": reason,
                     "message": message,
-                    "source": {"component": source},
-                    "reportingComponent": source,
-                    "reportingInstance": "",
-                    "firstTimestamp": stamp(),
                     "lastTimestamp": stamp(),
-                    "count": 1,
                 },
             )
-
-
-def _counted(event: Object) -> None:
-    event["count"] += 1
-    event["lastTimestamp"] = stamp()
 
 
 @dataclass
@@ -112,69 +95,42 @@ class Scheduler:
             if "nodeName" in pod["spec"] or "deletionTimestamp" in pod["metadata"]:
                 continue
             why = next((reason for matches, reason in self.pending if matches(pod)), "")
-            place = None
-            if not why:
-                place, why = self._place(pod, self.store.items("pods"))
-            if place is None:
-                self._refuse(pod, why)
-            else:
-                self._bind(pod, place.name)
-
-    def _place(self, pod: Object, pods: Sequence[Object]) -> tuple[Node | None, str]:
-        reasons: dict[str, int] = {}
-        fitting = []
-        for node in self.nodes:
-            reason = self._why_not(pod, node)
-            if reason:
-                reasons[reason] = reasons.get(reason, 0) + 1
-            else:
-                fitting.append(node)
-        if fitting:
-            load = {node.name: 0 for node in fitting}
-            for other in _active(pods):
+            wanted = (pod["spec"].get("nodeSelector") or {}).items()
+            load = {
+                node.name: 0
+                for node in self.nodes
+                if not node.unschedulable and wanted <= node.labels.items()
+            }
+            if why or not load:
+                self._refuse(pod, why or f"0/{len(self.nodes)} nodes are available.")
+                continue
+            for other in _active(self.store.items("pods")):
                 if other["spec"].get("nodeName") in load:
                     load[other["spec"]["nodeName"]] += 1
-            return min(fitting, key=lambda node: load[node.name]), ""
-        count = len(self.nodes)
-        text = ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items()))
-        return None, (
-            f"0/{count} nodes are available: {text}. preemption: 0/{count} nodes are available: "
-            f"{count} Preemption is not helpful for scheduling."
-        )
-
-    def _why_not(self, pod: Object, node: Node) -> str:
-        if node.unschedulable:
-            return "node(s) were unschedulable"
-        if any(node.labels.get(k) != v for k, v in (pod["spec"].get("nodeSelector") or {}).items()):
-            return "node(s) didn't match Pod's node affinity/selector"
-        return ""
+            self._bind(pod, min(load, key=lambda name: load[name]))
 
     def _refuse(self, pod: Object, why: str) -> None:
         conditions = pod["status"].get("conditions", [])
         found: Object = next((one for one in conditions if one["type"] == "PodScheduled"), {})
         if found.get("message") == why:
             return
-        self.record(pod, "Warning", "FailedScheduling", why, "default-scheduler")
+        self.record(pod, "Warning", "FailedScheduling", why)
         condition = {
             "type": "PodScheduled",
             "status": "False",
             "reason": "Unschedulable",
             "message": why,
-            "lastTransitionTime": stamp(),
         }
         self._write(pod, lambda one: _set_condition(one, condition))
 
     def _bind(self, pod: Object, node: str) -> None:
-        condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp()}
+        condition = {"type": "PodScheduled", "status": "True"}
 
         def bind(one: Object) -> None:
             one["spec"]["nodeName"] = node
             _set_condition(one, condition)
 
         self._write(pod, bind)
-        metadata = pod["metadata"]
-        message = f"Successfully assigned {metadata['namespace']}/{metadata['name']} to {node}"
-        self.record(pod, "Normal", "Scheduled", message, "default-scheduler")
 
     def _write(self, pod: Object, change: Callable[[Object], object]) -> None:
         metadata = pod["metadata"]
@@ -225,7 +181,6 @@ class JobController:
         self.record = record
         self.backoff_s = backoff_s
         self._counts: dict[str, _Count] = {}
-        self._told: dict[str, tuple[str, float]] = {}
 
     def run(self) -> None:
         jobs = self.store.items("jobs")
@@ -262,7 +217,7 @@ class JobController:
         running = [pod for pod in active if "deletionTimestamp" not in pod["metadata"]]
         if spec.get("suspend") and count.verdict is None:
             count.clock = None
-            self._write(job, count, pods, suspended=True)
+            self._write(job, count, pods)
             return
         if count.clock is None:
             count.clock = time.monotonic()
@@ -284,7 +239,7 @@ class JobController:
         fresh = [
             pod for pod in self.store.items("pods", metadata["namespace"]) if owned_by(pod, uid)
         ]
-        self._write(job, count, fresh, suspended=False)
+        self._write(job, count, fresh)
 
     def _count(self, job: Object, count: _Count, pods: Sequence[Object]) -> None:
         spec = job["spec"]
@@ -378,16 +333,7 @@ class JobController:
                 **(template.get("metadata") or {}),
                 "namespace": metadata["namespace"],
                 "finalizers": [_TRACKING],
-                "ownerReferences": [
-                    {
-                        "apiVersion": "batch/v1",
-                        "kind": "Job",
-                        "name": name,
-                        "uid": metadata["uid"],
-                        "controller": True,
-                        "blockOwnerDeletion": True,
-                    }
-                ],
+                "ownerReferences": [_owner(job)],
             },
             "spec": template["spec"],
         }
@@ -402,10 +348,6 @@ class JobController:
                 if index in count.ignored_by_index:
                     annotations[_IGNORED] = str(count.ignored_by_index[index])
             pod["spec"].setdefault("hostname", base)
-            source = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{_INDEX}']"}}
-            one = {"name": "JOB_COMPLETION_INDEX", "valueFrom": source}
-            for container in pod["spec"]["containers"]:
-                container["env"] = [*(container.get("env") or []), one]
         try:
             with self.store.changed:
                 found = self.store.find("jobs", metadata["namespace"], name)
@@ -413,90 +355,48 @@ class JobController:
                     return  # its pods may be nobody's by now, and not be missing
                 self.admit("pods", pod)
         except ApiError as error:
-            # The message names a pod that never was: a new one each time.
-            key = str(error).partition("forbidden")[2] or str(error)
-            told, again_at = self._told.get(metadata["uid"], ("", 0.0))
-            if told != key or time.monotonic() > again_at:
-                self._told[metadata["uid"]] = (key, time.monotonic() + 10)
-                self.record(
-                    job, "Warning", "FailedCreate", f"Error creating: {error}", "job-controller"
-                )
+            self.record(job, "Warning", "FailedCreate", f"Error creating: {error}")
             count.not_before[index] = time.monotonic() + self.backoff_s
-            return
-        message = f"Created pod: {pod['metadata']['name']}"
-        self.record(job, "Normal", "SuccessfulCreate", message, "job-controller")
 
-    def _write(
-        self, job: Object, count: _Count, pods: Sequence[Object], *, suspended: bool
-    ) -> None:
+    def _write(self, job: Object, count: _Count, pods: Sequence[Object]) -> None:
         spec = job["spec"]
         active = [pod for pod in pods if _is_active(pod)]
         terminating = sum("deletionTimestamp" in pod["metadata"] for pod in active)
         indexed = spec["completionMode"] == "Indexed"
         verdict = count.verdict
         ends = verdict is not None and not active
-        told = []
 
         def write(one: Object) -> None:
             status = one["status"]
-            old = json.loads(json.dumps(status))
             status["active"] = len(active) - terminating
             status["terminating"] = terminating
             status["succeeded"] = len(count.succeeded) if indexed else count.successes
             status["failed"] = count.failures
-            if indexed:
-                status["completedIndexes"] = _ranges(count.succeeded)
-                if spec.get("backoffLimitPerIndex") is not None:
-                    status["failedIndexes"] = _ranges(count.failed_indexes)
-            if suspended:
-                status.pop("startTime", None)
-            else:
-                status.setdefault("startTime", stamp())
-            had = {c["type"] for c in old.get("conditions") or []}
-            if suspended or "Suspended" in had:
-                told.append(
-                    _set_condition(
-                        one,
-                        _condition(
-                            "Suspended",
-                            suspended,
-                            "JobSuspended" if suspended else "JobResumed",
-                            "Job suspended" if suspended else "Job resumed",
-                        ),
-                    )
-                )
+            if indexed and spec.get("backoffLimitPerIndex") is not None:
+                status["failedIndexes"] = ",".join(map(str, sorted(count.failed_indexes)))
             if verdict is not None:
                 kind, reason, message = verdict
                 first = "SuccessCriteriaMet" if kind == "Complete" else "FailureTarget"
-                _set_condition(one, _condition(first, True, reason, message))
+                _set_condition(one, _condition(first, reason, message))
                 if ends:
-                    _set_condition(one, _condition(kind, True, reason, message))
-                    if kind == "Complete":
-                        status["completionTime"] = stamp()
+                    _set_condition(one, _condition(kind, reason, message))
 
         metadata = job["metadata"]
         self.store.update(
             "jobs", metadata["namespace"], metadata["name"], write, uid=metadata["uid"]
         )
-        if any(told):
-            reason, text = (
-                ("Suspended", "Job suspended") if suspended else ("Resumed", "Job resumed")
-            )
-            self.record(job, "Normal", reason, text, "job-controller")
         if ends and verdict is not None:
             count.ended = time.monotonic()
             kind, reason, message = verdict
-            if kind == "Complete":
-                self.record(job, "Normal", "Completed", "Job completed", "job-controller")
-            else:
-                self.record(job, "Warning", reason, message, "job-controller")
+            if kind == "Failed":
+                self.record(job, "Warning", reason, message)
 
     def _expire(self, job: Object, count: _Count) -> None:
         ttl = job["spec"].get("ttlSecondsAfterFinished")
         if ttl is None or "deletionTimestamp" in job["metadata"]:
             return
         if time.monotonic() - (count.ended or 0.0) >= ttl:
-            delete(self.store, "jobs", job, "Background", None)
+            self.store.delete("jobs", job["metadata"]["namespace"], job["metadata"]["name"])
 
     def _delete(self, pod: Object) -> None:
         metadata = pod["metadata"]
@@ -551,20 +451,9 @@ class JobSetController:
         metadata = jobset["metadata"]
         template = json.loads(json.dumps(one["template"]))
         name = f"{metadata['name']}-{one['name']}-{index}"
-        labels = {
-            "jobset.sigs.k8s.io/jobset-name": metadata["name"],
-            "jobset.sigs.k8s.io/jobset-uid": metadata["uid"],
-            "jobset.sigs.k8s.io/replicatedjob-name": one["name"],
-            "jobset.sigs.k8s.io/replicatedjob-replicas": str(one["replicas"]),
-            "jobset.sigs.k8s.io/job-index": str(index),
-        }
         job = template | {"apiVersion": "batch/v1", "kind": "Job"}
         given = job.setdefault("metadata", {})
         given.update(name=name, namespace=metadata["namespace"], ownerReferences=[_owner(jobset)])
-        pod = job["spec"]["template"].setdefault("metadata", {})
-        for part in (given, pod):
-            for field_name in ("labels", "annotations"):
-                part[field_name] = {**(part.get(field_name) or {}), **labels}
         job["spec"]["suspend"] = bool(jobset["spec"].get("suspend"))
         # Unless the set is gone by now.
         with self.store.changed:
@@ -582,20 +471,14 @@ class GarbageCollector:
     def run(self) -> None:
         with self.store.changed:
             everything = [*self.store.all()]
-        alive = {item["metadata"]["uid"]: item for _, item in everything}
+        alive = {item["metadata"]["uid"] for _, item in everything}
         for resource, item in everything:
             metadata = item["metadata"]
             owners = metadata.get("ownerReferences") or []
-            lost = bool(owners) and not any(
-                one["uid"] in alive
-                and _KINDS.get(one["kind"]) is not None
-                and alive[one["uid"]]["metadata"]["name"] == one["name"]
-                and alive[one["uid"]]["metadata"].get("namespace") == metadata.get("namespace")
-                for one in owners
-            )
+            lost = bool(owners) and not any(one["uid"] in alive for one in owners)
             if lost and "deletionTimestamp" not in metadata:
                 with contextlib.suppress(ApiError):
-                    delete(self.store, resource, item, "Background", None)
+                    self.store.delete(resource, metadata.get("namespace", ""), metadata["name"])
 
 
 class Loop:
@@ -668,7 +551,7 @@ def _policy(spec: Mapping[str, Any], pod: Object) -> tuple[str, str]:
     """What the failure policy says about a failed pod, and why."""
     metadata, status = pod["metadata"], pod["status"]
     name = f"{metadata['namespace']}/{metadata['name']}"
-    for number, rule in enumerate((spec.get("podFailurePolicy") or {}).get("rules") or []):
+    for rule in (spec.get("podFailurePolicy") or {}).get("rules") or []:
         codes = rule.get("onExitCodes")
         if codes:
             for container in status.get("containerStatuses") or []:
@@ -676,45 +559,22 @@ def _policy(spec: Mapping[str, Any], pod: Object) -> tuple[str, str]:
                 if code == 0 or codes.get("containerName") not in (None, container["name"]):
                     continue
                 if (code in codes["values"]) is (codes["operator"] == "In"):
-                    return rule["action"], (
-                        f"Container {container['name']} for pod {name} failed with exit code "
-                        f"{code} matching {rule['action']} rule at index {number}"
-                    )
+                    return rule["action"], f"{container['name']} of {name} failed with code {code}"
         for pattern in rule.get("onPodConditions") or []:
             for condition in status.get("conditions") or []:
                 if (condition["type"], condition["status"]) == (pattern["type"], pattern["status"]):
-                    return rule["action"], (
-                        f"Pod {name} has condition {condition['type']} matching "
-                        f"{rule['action']} rule at index {number}"
-                    )
+                    return rule["action"], f"{name} has condition {condition['type']}"
     return "Count", ""
 
 
-def _condition(kind: str, value: bool, reason: str, message: str) -> Object:
-    return {
-        "type": kind,
-        "status": "True" if value else "False",
-        "reason": reason,
-        "message": message,
-        "lastProbeTime": stamp(),
-        "lastTransitionTime": stamp(),
-    }
+def _condition(kind: str, reason: str, message: str) -> Object:
+    return {"type": kind, "status": "True", "reason": reason, "message": message}
 
 
-def _set_condition(item: Object, condition: Mapping[str, Any]) -> bool:
-    """Sets a condition unless it says the same already."""
-    conditions = item.setdefault("status", {}).setdefault("conditions", [])
-    for index, old in enumerate(conditions):
-        if old["type"] == condition["type"]:
-            if (old["status"], old.get("message")) == (
-                condition["status"],
-                condition.get("message"),
-            ):
-                return False
-            conditions[index] = dict(condition)
-            return True
-    conditions.append(dict(condition))
-    return True
+def _set_condition(item: Object, condition: Object) -> None:
+    status = item.setdefault("status", {})
+    others = [old for old in status.get("conditions", ()) if old["type"] != condition["type"]]
+    status["conditions"] = [*others, condition]
 
 
 def _turned(job: Object) -> None:
@@ -731,16 +591,3 @@ def _owner(item: Object) -> Object:
         "controller": True,
         "blockOwnerDeletion": True,
     }
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """Numbers as "0,2-4"."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(
-        f"{a}" if a == b else f"{a},{b}" if b == a + 1 else f"{a}-{b}" for a, b in parts
-    )

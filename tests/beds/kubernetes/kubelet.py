@@ -8,7 +8,6 @@ import base64
 import contextlib
 import functools
 import os
-import re
 import select
 import shutil
 import signal
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.beds.kubernetes.admission import quantity
+from tests.beds.kubernetes.admission import memory_bytes
 from tests.beds.kubernetes.logs import Log
 from tests.beds.kubernetes.network import DOMAIN, PodNetwork, Wire
 from tests.beds.kubernetes.store import ApiError, Object, Store, now, stamp
@@ -156,8 +155,6 @@ class Kubelet:
         self.runs: dict[str, PodRun] = {}
         self._lock = threading.Lock()
         (folder / "pods").mkdir()
-        self._skeleton = folder / "skeleton"
-        self.make_root(self._skeleton, ())
 
     def make_root(self, root: Path, places: Iterable[str]) -> None:
         """Makes a root with nothing in it but places to mount at."""
@@ -239,7 +236,6 @@ class PodRun:
         self.gone = threading.Event()
         """Set: the bed wants it to end at once."""
         self.wire: Wire | None = None
-        self.started = stamp()
         self._messages: dict[str, str] = {}
         #: No descriptor is closed while one is used by another thread.
         self._closing = threading.Lock()
@@ -339,13 +335,11 @@ class PodRun:
         image = next(one["image"] for one in self.spec["containers"] if one["name"] == container)
         record = self.kubelet.record
         if count == 1:
-            record(self.pod, "Normal", "Pulling", f'Pulling image "{image}"')
             record(self.pod, "Warning", "Failed", f'Failed to pull image "{image}": {message}')
             record(self.pod, "Warning", "Failed", "Error: ErrImagePull")
             return
         self.waiting[container] = "ImagePullBackOff"
         self._messages[container] = f'Back-off pulling image "{image}": ErrImagePull: {message}'
-        record(self.pod, "Normal", "BackOff", f'Back-off pulling image "{image}"')
         record(self.pod, "Warning", "Failed", "Error: ImagePullBackOff")
 
     def _set_up(self) -> None:
@@ -415,27 +409,16 @@ class PodRun:
                 )
             return {key: base64.b64decode(text) for key, text in (found.get("data") or {}).items()}
         if "downwardAPI" in source:
-            return {
-                item["path"]: self._field(item, pod).encode()
-                for item in source["downwardAPI"].get("items") or []
+            annotations = pod["metadata"].get("annotations") or {}
+            paths = {each["path"]: each["fieldRef"] for each in source["downwardAPI"]["items"]}
+            names = {
+                path: field["fieldPath"].removeprefix("metadata.annotations['").removesuffix("']")
+                for path, field in paths.items()
             }
+            return {path: annotations.get(name, "").encode() for path, name in names.items()}
         raise _BlockedError(
             "FailedMount", f'MountVolume.SetUp failed for volume "{name}" : unknown to this bed'
         )
-
-    def _field(self, item: Mapping[str, Any], pod: Object) -> str:
-        path = item["fieldRef"]["fieldPath"]
-        if found := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
-            return str((pod["metadata"].get(found[1]) or {}).get(found[2], ""))
-        address = self.wire.address if self.wire else ""
-        known = {"status.podIP": address, "status.hostIP": _host_address(self.node)}
-        known["spec.serviceAccountName"] = self.spec["serviceAccountName"]
-        if path in known:
-            return known[path]
-        value: Any = pod
-        for part in path.split("."):
-            value = value.get(part, {}) if isinstance(value, Mapping) else ""
-        return str(value or "")
 
     def _image(self, container: Mapping[str, Any]) -> Image:
         name = container["image"]
@@ -455,19 +438,12 @@ class PodRun:
             "KUBERNETES_SERVICE_HOST": str(self.kubelet.network.services[1]),
             "KUBERNETES_SERVICE_PORT": "443",
         }
-        for one in container.get("env") or []:
-            source = one.get("valueFrom")
-            if not source:
-                result[one["name"]] = _expanded(one.get("value") or "", result)
-                continue
-            result[one["name"]] = self._field(source, self.pod)
-        return result
+        return result | {one["name"]: one["value"] for one in container.get("env") or ()}
 
     def _start(self, container: Mapping[str, Any]) -> None:
         name = container["name"]
         image = self._retry(name, lambda: self._image(container), "")
-        environment = self._retry(name, lambda: self._environment(container, image), "")
-        user = self._retry(name, lambda: self._user(container), "")
+        environment, user = self._environment(container, image), self._user(container)
         count = sum(one.name == name for one in self.history)
         folder = self.folder / f"{name}-{count}"
         folder.mkdir()
@@ -496,7 +472,6 @@ class PodRun:
             one.pidfd = os.pidfd_open(one.pid)
         one.started = stamp()
         self.waiting.pop(name, None)
-        self.kubelet.record(self.pod, "Normal", "Started", "Container started")
 
     def _user(self, container: Mapping[str, Any]) -> tuple[int, int]:
         pod_context = self.spec.get("securityContext") or {}
@@ -542,17 +517,12 @@ class PodRun:
         if context.get("readOnlyRootFilesystem"):
             options += ["--read-only", "--read-only-tmpfs=false"]
         if "memory" in limits:
-            options += [f"--memory={int(quantity(limits['memory']))}b"]
-            options += [f"--memory-swap={int(quantity(limits['memory']))}b"]
+            limit = memory_bytes(limits["memory"])
+            options += [f"--memory={limit}b", f"--memory-swap={limit}b"]
         for source, place, mode in mounts:
             options.append(f"--volume={source}:{place}:{mode}")
         options += [f"--env={name}={value}" for name, value in environment.items()]
-        command = [*(container.get("command") or []), *(container.get("args") or [])]
-        return [
-            *options,
-            str(root),
-            *(_expanded(word, environment) for word in command or ["python3"]),
-        ]
+        return [*options, str(root), *container["command"]]
 
     def _mounts(self, container: Mapping[str, Any]) -> Iterable[tuple[Path, str, str]]:
         volumes = {one["name"]: one for one in self.spec.get("volumes") or []}
@@ -641,7 +611,6 @@ class PodRun:
             if self.pod.get("status", {}).get("phase") in ("Pending", "Running"):
                 self._finish()
             return
-        self.kubelet.record(self.pod, "Normal", "Killing", "Stopping container")
         self.kill(signal.SIGTERM)
         began = time.monotonic()
         while running:
@@ -690,36 +659,18 @@ class PodRun:
         ready = phase == "Running" and all(
             name in self.current and self.current[name].terminated is None for name in specified
         )
-        flags = {
-            "PodReadyToStartContainers": self.wire is not None and phase in ("Pending", "Running"),
-            "Initialized": True,
-            "Ready": ready,
-            "ContainersReady": ready,
-        }
 
         def write(pod: Object) -> None:
             status = pod.setdefault("status", {})
             status["phase"] = phase
-            status.setdefault("startTime", self.started)
-            status["hostIP"] = _host_address(self.node)
             if self.wire is not None:
                 status["podIP"] = self.wire.address
-                status["podIPs"] = [{"ip": self.wire.address}]
             conditions = status.setdefault("conditions", [])
-            for kind, value in flags.items():
-                text = "True" if value else "False"
-                found = next((one for one in conditions if one["type"] == kind), None)
-                if found is None:
-                    found = {"type": kind}
-                    conditions.append(found)
-                if found.get("status") != text:
-                    found.update(status=text, lastTransitionTime=stamp())
-                    why = "PodFailed" if phase == "Failed" else "PodCompleted"
-                    why = why if phase in ("Succeeded", "Failed") else "ContainersNotReady"
-                    if value or kind == "PodReadyToStartContainers":
-                        found.pop("reason", None)
-                    else:
-                        found["reason"] = why
+            found = next((one for one in conditions if one["type"] == "Ready"), None)
+            if found is None:
+                conditions.append(found := {"type": "Ready"})
+            if found.get("status") != str(ready):
+                found.update(status=str(ready), lastTransitionTime=stamp())
             status["containerStatuses"] = [self._status(one) for one in self.spec["containers"]]
 
         with contextlib.suppress(ApiError):  # it is gone
@@ -740,17 +691,9 @@ class PodRun:
             if self._messages.get(name):
                 waiting["message"] = self._messages[name]
             state = {"waiting": waiting}
-        return {
-            "name": name,
-            "image": container["image"],
-            "imageID": container["image"] if one else "",
-            "ready": "running" in state,
-            "started": "running" in state,
-            "restartCount": 0,
-            "state": state,
-            "lastState": {},
-            **({"containerID": f"podman://{one.id}"} if one else {}),
-        }
+        image, ready = container["image"], "running" in state
+        required = {"image": image, "imageID": image, "ready": ready, "restartCount": 0}
+        return {"name": name, "state": state, **required}
 
 
 def _write_volume(folder: Path, files: Mapping[str, bytes], mode: int, group: int) -> None:
@@ -777,21 +720,6 @@ def _write_volume(folder: Path, files: Mapping[str, bytes], mode: int, group: in
             (folder / name).symlink_to(f"..data/{name}")
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
-
-
-def _expanded(text: str, environment: Mapping[str, str]) -> str:
-    """Kubernetes' own `$(NAME)`; `$$` is one dollar."""
-
-    def value(found: "re.Match[str]") -> str:
-        if found[0] == "$$":
-            return "$"
-        return environment.get(found[1], found[0])
-
-    return re.sub(r"\$\$|\$\(([^)]*)\)", value, text)
-
-
-def _host_address(node: str) -> str:
-    return f"10.0.0.{1 + int(node.rsplit('-', 1)[-1])}"
 
 
 def _bad_request(message: str) -> ApiError:

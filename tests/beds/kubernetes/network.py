@@ -229,21 +229,17 @@ class PodNetwork:
     def _service_rules(self) -> Iterator[str]:
         yield from ("*nat", ":PREROUTING ACCEPT", ":POSTROUTING ACCEPT", ":OUTPUT ACCEPT")
         for service in self._store.items("services"):
-            spec = service["spec"]
-            if spec["clusterIP"] == "None":
+            spec, pods = service["spec"], self._endpoints(service)
+            if spec["clusterIP"] == "None" or not pods:
                 continue
-            pods = self._endpoints(service)
-            for port in spec.get("ports") or []:
-                for index, pod in enumerate(pods):
-                    share = len(pods) - index
-                    chance = f"-m statistic --mode random --probability {1 / share:.6f} "
-                    address = self._wires[pod["metadata"]["uid"]].address
-                    address = f"[{address}]" if self._is_ipv6 else address
-                    yield (
-                        f"-A PREROUTING -d {spec['clusterIP']} -p {port['protocol'].lower()} "
-                        f"--dport {port['port']} {chance if share > 1 else ''}"
-                        f"-j DNAT --to-destination {address}:{port['targetPort']}"
-                    )
+            # That of a supervisor: one pod is there, or a new one beside one that ends.
+            address = self._wires[pods[-1]["metadata"]["uid"]].address
+            address = f"[{address}]" if self._is_ipv6 else address
+            for port in spec["ports"]:
+                yield (
+                    f"-A PREROUTING -d {spec['clusterIP']} -p tcp --dport {port['port']} "
+                    f"-j DNAT --to-destination {address}:{port['targetPort']}"
+                )
         yield "COMMIT"
 
     def _endpoints(self, service: Object) -> list[Object]:

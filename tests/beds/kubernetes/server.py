@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 import urllib.parse
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +16,7 @@ from typing import Any
 from tests.beds.kubernetes import admission, selectors
 from tests.beds.kubernetes.logs import Log, read
 from tests.beds.kubernetes.network import SERVICES, ServiceNetwork
-from tests.beds.kubernetes.store import RESOURCES, ApiError, Change, Object, Resource, Store, stamp
+from tests.beds.kubernetes.store import RESOURCES, ApiError, Change, Object, Resource, Store
 
 Rules = frozenset[tuple[str, str]]
 """What a token may do: pairs of verb and resource, like ("get", "pods/log")."""
@@ -97,16 +96,11 @@ class ApiServer:
     def admit(self, resource: str, item: Object, *, is_dry: bool = False) -> Object:
         """Creates an object as a request would, or only judges it; also for controllers."""
         admission.check_structure(resource, item)
-        if resource == "jobsets":
-            for one in item["spec"].get("replicatedJobs") or []:
-                one["template"].setdefault("spec", {})
         item = json.loads(json.dumps(item))
         admission.fill(resource, item)
         if resource == "services" and item["spec"].get("clusterIP") in (None, ""):
             self._services += 1
             item["spec"]["clusterIP"] = str(self._addresses[self._services + 20])
-        item["metadata"]["uid"] = str(uuid.uuid4())
-        admission.fill_identity(resource, item)
         return self.store.create(resource, item, is_dry=is_dry)
 
 
@@ -122,7 +116,7 @@ class _Target:
 
 _PATH = re.compile(
     r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))"
-    r"(?:/namespaces/(?P<namespace>[^/]+))?"
+    r"/namespaces/(?P<namespace>[^/]+)"
     r"/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>[a-z]+))?)?"
 )
 
@@ -180,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
         group, version = found["group"] or "", found["core"] or found["version"]
         if resource is None or (resource.group, resource.version) != (group, version):
             return None
-        return _Target(resource, found["namespace"] or "", found["name"] or "", found["sub"] or "")
+        return _Target(resource, found["namespace"], found["name"] or "", found["sub"] or "")
 
     def _authorize(self, target: _Target, query: Mapping[str, str], rules: Rules | None) -> None:
         if rules is None:
@@ -195,15 +189,12 @@ class _Handler(BaseHTTPRequestHandler):
         if (verb, resource) in rules and inside:
             return
         name = f' "{target.name}"' if target.name else ""
-        where = (
-            f'in the namespace "{target.namespace}"' if target.namespace else "at the cluster scope"
-        )
+        where = f'in the namespace "{target.namespace}"'
         raise ApiError(
             403,
             "Forbidden",
             f'{target.resource.qualified}{name} is forbidden: User "{_USER}" cannot {verb} resource '
             f'"{resource}" in API group "{target.resource.group}" {where}',
-            {"name": target.name, "group": target.resource.group, "kind": resource},
         )
 
     def _create(self, target: _Target, query: Mapping[str, str], body: Any) -> None:
@@ -236,8 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
         item = store.get(plural, target.namespace, target.name)
         grace = options.get("gracePeriodSeconds", query.get("gracePeriodSeconds"))
         policy = options.get("propagationPolicy") or query.get("propagationPolicy")
-        if policy is None:  # jobs keep an old default
-            policy = "Orphan" if plural == "jobs" else "Background"
+        assert policy == "Background" or plural != "jobs", "what it owns would stay"
         wanted = (options.get("preconditions") or {}).get("uid")
         metadata = item["metadata"]
         if wanted and wanted != metadata["uid"]:
@@ -248,22 +238,13 @@ class _Handler(BaseHTTPRequestHandler):
                 f"the UID in the precondition ({wanted}) does not match the UID in record "
                 f"({metadata['uid']})",
             )
-        delete(store, plural, item, policy, None if grace is None else int(grace))
-        known = target.resource
-        # What stays for its finalizers is returned itself, whatever the client expects.
-        left = store.find(plural, target.namespace, target.name)
-        if plural in ("pods", "services") or left is not None:
-            self._answer(left or item)
-            return
-        details = {"name": target.name, "group": known.group, "kind": plural}
-        details["uid"] = item["metadata"]["uid"]
-        success = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
-        self._answer({**success, "details": details})
+        grace_s = None if grace is None else int(grace)
+        store.delete(plural, target.namespace, target.name, grace_s=grace_s, uid=metadata["uid"])
+        self._answer(store.find(plural, target.namespace, target.name) or item)
 
     def _selected(self, target: _Target, query: Mapping[str, str]) -> list[Object]:
         keeps = _filter(query)
-        place = target.namespace or None
-        found = self.server_api.store.items(target.resource.plural, place)
+        found = self.server_api.store.items(target.resource.plural, target.namespace)
         return [item for item in found if keeps(item)]
 
     def _list(self, target: _Target, query: Mapping[str, str]) -> None:
@@ -363,24 +344,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def delete(store: Store, plural: str, item: Object, policy: str, grace_s: int | None) -> None:
-    """Begins a deletion with what becomes of the dependents."""
-    metadata = item["metadata"]
-    namespace, name, uid = metadata.get("namespace", ""), metadata["name"], metadata["uid"]
-
-    def disown(other: Object) -> None:
-        owners = other["metadata"]["ownerReferences"]
-        other["metadata"]["ownerReferences"] = [one for one in owners if one["uid"] != uid]
-
-    with store.changed:
-        if policy == "Orphan":
-            for resource, other in [*store.all()]:
-                place = other["metadata"].get("namespace", "")
-                if any(one["uid"] == uid for one in other["metadata"].get("ownerReferences") or []):
-                    store.update(resource, place, other["metadata"]["name"], disown)
-        store.delete(plural, namespace, name, grace_s=grace_s, uid=uid)
-
-
 def evict(store: Store, pod: Object) -> None:
     """What the eviction API does: says why, then deletes."""
     _disrupt(store, pod, "EvictionByEvictionAPI", "Eviction API: evicting")
@@ -398,7 +361,6 @@ def _disrupt(store: Store, pod: Object, reason: str, message: str) -> None:
         "status": "True",
         "reason": reason,
         "message": message,
-        "lastTransitionTime": stamp(),
     }
     metadata = pod["metadata"]
 
@@ -424,7 +386,7 @@ def _seen(
     change: Change, keeps: Callable[[Mapping[str, Any]], bool], target: _Target
 ) -> tuple[str, Object] | None:
     """A change as a watch with selectors sees it."""
-    if target.namespace and change.new["metadata"].get("namespace") != target.namespace:
+    if change.new["metadata"]["namespace"] != target.namespace:
         return None
     before = change.old is not None and keeps(change.old)
     if change.kind == "DELETED":

@@ -26,7 +26,6 @@ class Resource:
     group: str
     version: str
     kind: str
-    namespaced: bool = True
 
     @property
     def api_version(self) -> str:
@@ -41,8 +40,6 @@ class Resource:
 RESOURCES = {
     one.plural: one
     for one in (
-        Resource("namespaces", "", "v1", "Namespace", namespaced=False),
-        Resource("nodes", "", "v1", "Node", namespaced=False),
         Resource("pods", "", "v1", "Pod"),
         Resource("secrets", "", "v1", "Secret"),
         Resource("services", "", "v1", "Service"),
@@ -122,14 +119,10 @@ class Store:
             new = copy.deepcopy(dict(item))
             new["apiVersion"], new["kind"] = known.api_version, known.kind
             metadata = new["metadata"]
-            key = self._key(resource, metadata.get("namespace", ""), metadata["name"])
+            key = (resource, metadata["namespace"], metadata["name"])
             if key in self._objects:
-                raise ApiError(
-                    409,
-                    "AlreadyExists",
-                    f'{known.qualified} "{key[2]}" already exists',
-                    {"name": key[2], "group": known.group, "kind": resource},
-                )
+                message = f'{known.qualified} "{key[2]}" already exists'
+                raise ApiError(409, "AlreadyExists", message)
             metadata.setdefault("uid", str(uuid.uuid4()))
             metadata["creationTimestamp"] = stamp()
             metadata.pop("deletionTimestamp", None)
@@ -143,18 +136,13 @@ class Store:
         with self.changed:
             found = self.find(resource, namespace, name)
         if found is None:
-            known = RESOURCES[resource]
-            raise ApiError(
-                404,
-                "NotFound",
-                f'{known.qualified} "{name}" not found',
-                {"name": name, "group": known.group, "kind": resource},
-            )
+            message = f'{RESOURCES[resource].qualified} "{name}" not found'
+            raise ApiError(404, "NotFound", message)
         return found
 
     def find(self, resource: str, namespace: str, name: str) -> Object | None:
         with self.changed:
-            return self._objects.get(self._key(resource, namespace, name))
+            return self._objects.get((resource, namespace, name))
 
     def items(self, resource: str, namespace: str | None = None) -> list[Object]:
         """All objects of a kind by name; of every namespace with None."""
@@ -182,8 +170,7 @@ class Store:
         """Changes a copy of an object and stores it; without a change there is no new version.
 
         Raises:
-            ApiError: 404 where there is none, or another with this name; 409 where the copy has
-                been given a version that is not the newest.
+            ApiError: 404 where there is none, or another with this name.
         """
         with self.changed:
             old = self.get(resource, namespace, name)
@@ -191,23 +178,11 @@ class Store:
                 self.get(resource, namespace, f"{name} (uid {uid})")
             new = copy.deepcopy(old)
             change(new)
-            metadata = new["metadata"]
-            version = old["metadata"]["resourceVersion"]
-            if metadata.setdefault("resourceVersion", version) not in ("", version):
-                raise ApiError(
-                    409,
-                    "Conflict",
-                    f"Operation cannot be fulfilled on {RESOURCES[resource].qualified} "
-                    f'"{name}": the object has been modified; please apply your changes to the '
-                    "latest version and try again",
-                    {"name": name, "kind": resource},
-                )
-            metadata["resourceVersion"] = version
             if new == old:
                 return old
             if self._is_over(resource, new):
                 return self._remove(resource, new)
-            self._objects[self._key(resource, namespace, name)] = new
+            self._objects[resource, namespace, name] = new
             self._note("MODIFIED", resource, old, new)
             return new
 
@@ -272,9 +247,7 @@ class Store:
 
     def _remove(self, resource: str, item: Object) -> Object:
         metadata = item["metadata"]
-        old = self._objects.pop(
-            self._key(resource, metadata.get("namespace", ""), metadata["name"])
-        )
+        old = self._objects.pop((resource, metadata["namespace"], metadata["name"]))
         self._note("DELETED", resource, old, item)
         return item
 
@@ -283,6 +256,3 @@ class Store:
         new["metadata"]["resourceVersion"] = str(self.version)
         self._changes.append(Change(self.version, kind, resource, old, new))
         self.changed.notify_all()
-
-    def _key(self, resource: str, namespace: str, name: str) -> tuple[str, str, str]:
-        return (resource, namespace if RESOURCES[resource].namespaced else "", name)
