@@ -4,10 +4,10 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypedDict
 
-from launchers.host.sweep import process_status
+from launchers.host.sweep import children_of, process_status
 
 _MIB = 1 << 20
 #: The shortest time of which it is told how many cores were busy: ticks of the clock take 10 ms.
@@ -17,9 +17,10 @@ _STATE, _USER, _SYSTEM, _MEMORY = 0, 11, 12, 21
 
 
 class Usage(TypedDict):
-    """What one worker uses: cores kept busy since the last look; main memory. None: not known.
+    """What one worker and its child processes use: cores kept busy since the last look; main memory.
 
-    `kernel_state` is that of its process, as in `/proc/PID/stat`; "": not known.
+    None: not known. Memory that several of them share counts for each. `kernel_state` is that of the
+    worker, as in `/proc/PID/stat`; "": not known.
     """
 
     cpu: float | None
@@ -38,39 +39,51 @@ class UsageMeter:
         self._seen: dict[int, tuple[float, float, float]] = {}
 
     def look(self, pids: Mapping[str, int]) -> dict[str, Usage]:
-        """Returns what workers use, by name; those that have gone are left out."""
+        """Returns what workers use, by name, with their child processes; those that have gone are left out."""
         now = time.monotonic()
         before, self._seen = self._seen, {}
         usage: dict[str, Usage] = {}
         for name, pid in pids.items():
+            cpu, memory_bytes, kernel_state = 0.0, 0, ""
             with contextlib.suppress(OSError):
-                used_s, memory_bytes, kernel_state = _measure(pid)
-                looked_at, used_before_s, cpu = before.get(pid, (-1.0, used_s, 0.0))
-                if now - looked_at >= _SHORTEST_S:
-                    cpu = round((used_s - used_before_s) / (now - looked_at), 3)
-                    looked_at, used_before_s = now, used_s
-                self._seen[pid] = looked_at, used_before_s, cpu
+                for each, used_s, held_bytes, state in _measure(pid):
+                    looked_at, used_before_s, busy = before.get(each, (-1.0, used_s, 0.0))
+                    if now - looked_at >= _SHORTEST_S:
+                        busy = (used_s - used_before_s) / (now - looked_at)
+                        looked_at, used_before_s = now, used_s
+                    self._seen[each] = looked_at, used_before_s, busy
+                    cpu += busy
+                    memory_bytes += held_bytes
+                    kernel_state = kernel_state or state  # of the first, the worker
                 usage[name] = {
-                    "cpu": cpu,
+                    "cpu": round(cpu, 3),
                     "memory_mib": round(memory_bytes / _MIB, 1),
                     "kernel_state": kernel_state,
                 }
         return usage
 
 
-def _measure(pid: int) -> tuple[float, int, str]:
-    """Returns CPU seconds of a process, bytes that it holds, and its state; OSError if it has ended."""
+def _measure(pid: int) -> Iterator[tuple[int, float, int, str]]:
+    """Yields each process of a worker: its CPU seconds, the bytes that it holds, and its state.
+
+    The first is the worker itself: OSError if it has ended.
+    """
     if sys.platform != "linux":
         import psutil
 
         try:
-            process = psutil.Process(pid)
-            times = process.cpu_times()
-            return times.user + times.system, process.memory_info().rss, ""
+            worker = psutil.Process(pid)
+            for process in (worker, *worker.children(recursive=True)):
+                times = process.cpu_times()
+                yield process.pid, times.user + times.system, process.memory_info().rss, ""
         except psutil.Error as error:
             raise ProcessLookupError(str(error)) from error
+        return
     # The same figures, many times faster: an idle program should cost next to nothing.
     fields = process_status(pid)
     ticks = int(fields[_USER]) + int(fields[_SYSTEM])
     memory_bytes = int(fields[_MEMORY]) * os.sysconf("SC_PAGE_SIZE")
-    return ticks / os.sysconf("SC_CLK_TCK"), memory_bytes, fields[_STATE].decode()
+    yield pid, ticks / os.sysconf("SC_CLK_TCK"), memory_bytes, fields[_STATE].decode()
+    for child in children_of(pid):
+        with contextlib.suppress(OSError):
+            yield from _measure(child)
