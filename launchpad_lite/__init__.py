@@ -61,6 +61,8 @@ from launchpad_lite.worker.runtime import (
 if TYPE_CHECKING:
     from courier import Client as CourierClient, batched_handler
     from launchpad_lite.cli.command_line import run_script as main
+    from launchpad_lite.insight import metrics
+    from launchpad_lite.insight.metrics import log
     from launchpad_lite.launching import RunningProgram
     from launchpad_lite.launching.launch import launch, plan
     from launchpad_lite.nodes.colocation import (
@@ -81,6 +83,8 @@ else:
             "courier": "CourierClient=Client batched_handler",
             ".worker.checkpoints": "Checkpoints",
             ".cli.command_line": "main=run_script",
+            ".insight": "metrics",
+            ".insight.metrics": "log",
             ".launching.launch": "launch plan",
             ".planning.plan": "LaunchPlan",
             ".planning.render": "render_mermaid render_svg",
@@ -141,9 +145,11 @@ __all__ = [
     "current_node",
     "heartbeat",
     "launch",
+    "log",
     "main",
     "make_program",
     "maybe_dereference",
+    "metrics",
     "plan",
     "register_stop_handler",
     "render_mermaid",

@@ -161,6 +161,14 @@ class CutShort(_NodeEvent):
     failure: NodeFailure
 
 
+@dataclass(eq=False, repr=False)
+class Logged(_NodeEvent):
+    """A node has called `lp.log`: the newest value by name, and its step. At most one each second."""
+
+    values: Mapping[str, float]
+    step: int | None
+
+
 IN_LIBRARY = "in code of the library"  # the place of a thread that runs no code of the user
 
 
@@ -211,6 +219,7 @@ NodeEvent = (
     | Preempted
     | StopReceived
     | Placed
+    | Logged
 )
 Event = NodeEvent | StopAsked | KillAsked | HostLost | Tick
 #: The events of nodes.

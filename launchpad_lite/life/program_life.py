@@ -39,6 +39,7 @@ from launchpad_lite.life.events import (
     KillAsked,
     Leaving,
     LetGo,
+    Logged,
     NodeEvent,
     Placed,
     Preempted,
@@ -341,6 +342,8 @@ class ProgramLife:
                 return self._note_report(node, event, now)
             case Ended():
                 return self._note_end(node, event, now)
+            case Logged():
+                pass  # what it says decides nothing
         return []
 
     def _note_report(self, node: _NodeLife, event: Failed, now: float) -> list[Action]:

@@ -14,6 +14,7 @@ from launchpad_lite.worker.runtime import NodeRuntime
 QUESTIONS = {
     "debug": "launchpad_lite.worker.debugger:debug",
     "look": "launchpad_lite.worker.questions:_look",
+    "numbers": "launchpad_lite.insight.metrics:numbers",
     "profile": "launchpad_lite.worker.questions:_profile",
 }
 #: Those that take long, so a thread of their own answers.

@@ -169,6 +169,11 @@ class NodeRuntime:
     def name(self) -> str:
         return self.setup.name
 
+    @property
+    def whole(self) -> "NodeRuntime":
+        """The node that this one is a part of; itself if it is none."""
+        return self if self._host is None else self._host.whole
+
     def say(self, kind: Callable[..., Said], *details: Any) -> None:
         self._post(kind(self.name, self.setup.attempt, *details))
 
@@ -223,11 +228,7 @@ class NodeRuntime:
         self._post(StopAsked(f"lp.stop() in {self.name}"))
 
     def heartbeat(self) -> None:
-        # Signs of life belong to the whole.
-        if self._host is not None:
-            self._host.heartbeat()
-        else:
-            self._signs.heartbeat()
+        self.whole._signs.heartbeat()  # signs of life belong to the whole
 
     def obey(self, request: Request) -> None:
         match request:

@@ -1,0 +1,318 @@
+"""Numbers of a node: counters, gauges and histograms, values that it logs, and its calls.
+
+Example:
+    lp.metrics.counter("episodes").add()
+    lp.metrics.gauge("epsilon").set(0.1)
+    lp.metrics.histogram("return").observe(12.5)
+
+`top` and the page of a running program show them. All functions are thread-safe, and work in nodes
+only. A name is up to 100 letters, digits and `_ . / -`, begins with a letter, and is of one kind; a
+node has at most 1,000. Parts of a colocation share those of their node.
+"""
+
+import contextlib
+import math
+import re
+import threading
+import time
+import weakref
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+from courier import lowlevel
+from launchpad_lite.life.events import Logged
+from launchpad_lite.worker.runtime import NodeRuntime, current_runtime
+
+__all__ = [
+    "CounterMetric",
+    "GaugeMetric",
+    "HistogramMetric",
+    "counter",
+    "gauge",
+    "histogram",
+    "log",
+]
+
+_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_./-]{0,99}")
+#: So that names made of data do not fill the memory.
+_MOST = 1000
+#: Seconds between two lines that a node prints for `lp.log`, and between two messages with its values.
+_PRINT_S, _TELL_S = 10.0, 1.0
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        if not isinstance(value, str | bytes):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # a tensor of several values
+        pass
+    raise TypeError(f"{name!r} is a number, not {lowlevel.shortened(repr(value))}")
+
+
+def _finite(name: str, value: Any) -> float:
+    if math.isfinite(number := _number(name, value)):
+        return number
+    raise ValueError(f"{name!r} is a finite number, not {number}")
+
+
+class CounterMetric:
+    """A sum that only grows. See `counter`."""
+
+    kind = "counter"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lock = threading.Lock()
+        self._sum = 0.0
+
+    def add(self, amount: float = 1) -> None:
+        """Adds an amount; ValueError if it is below 0 or not finite."""
+        if (amount := _finite(self.name, amount)) < 0:
+            raise ValueError(f"the counter {self.name!r} only grows, and cannot add {amount:g}")
+        with self._lock:
+            self._sum += amount
+
+    def read(self) -> float:
+        """Returns the sum."""
+        return self._sum
+
+
+class GaugeMetric:
+    """A value that goes up and down. See `gauge`."""
+
+    kind = "gauge"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._value: float | None = None
+
+    def set(self, value: float) -> None:
+        """Sets the value; ValueError if it is not finite."""
+        self._value = _finite(self.name, value)
+
+    def read(self) -> float | None:
+        """Returns the value; None before there is one."""
+        return self._value
+
+
+class HistogramMetric:
+    """How values are distributed. See `histogram`."""
+
+    kind = "histogram"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lock = threading.Lock()
+        self._count, self._sum = 0, 0.0
+        self._buckets: dict[float, int] = {}
+
+    def observe(self, value: float) -> None:
+        """Counts a value; ValueError if it is not finite."""
+        value = _finite(self.name, value)
+        bound = 2.0 ** math.frexp(value)[1] if value > 0 else 0.0
+        with self._lock:
+            self._count += 1
+            self._sum += value
+            self._buckets[bound] = self._buckets.get(bound, 0) + 1
+
+    def read(self) -> dict[str, Any]:
+        """Returns `count`, `sum`, and `buckets`: how many values are below each power of two.
+
+        A bucket counts values from half of its bound on, that of 0 those up to 0.
+        """
+        with self._lock:
+            buckets = [[*each] for each in sorted(self._buckets.items())]
+            return {"count": self._count, "sum": self._sum, "buckets": buckets}
+
+
+_Metric = TypeVar("_Metric", CounterMetric, GaugeMetric, HistogramMetric)
+
+
+class _NodeNumbers:
+    """All numbers of one node."""
+
+    def __init__(self, runtime: NodeRuntime) -> None:
+        self._runtime = weakref.ref(runtime)
+        self._title = "" if runtime.has_process else f"{runtime.name} "  # threads share an output
+        self._lock = threading.Lock()
+        self._metrics: dict[str, Any] = {}
+        self.logged: dict[str, float] = {}
+        self._step: int | None = None
+        #: Names that were logged and neither printed nor told; when that was done last.
+        self._to_print: set[str] = set()
+        self._to_tell: set[str] = set()
+        self._printed_at = self._told_at = -math.inf
+        self._ended = threading.Event()
+        self._flushes = False
+        runtime.end_with_node(self._end)
+
+    def metric(self, kind: type[_Metric], name: str) -> _Metric:
+        found = self._metrics.get(name)
+        if found is None:
+            self._check(name, self._metrics)
+            with self._lock:
+                found = self._metrics.setdefault(name, kind(name))
+        if type(found) is not kind:
+            raise ValueError(f"{name!r} is a {found.kind} of this node already")
+        return found
+
+    @staticmethod
+    def _check(name: Any, known: Collection[str]) -> None:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{lowlevel.shortened(repr(name))} is no name of a metric: up to 100 letters, digits "
+                "and _ . / - that begin with a letter"
+            )
+        if len(known) >= _MOST and name not in known:
+            raise ValueError(
+                f"this node has {_MOST} metrics already, without {name!r}: names are for kinds of "
+                "things, not for each of them"
+            )
+
+    def log(self, values: Mapping[str, float], step: int | None) -> None:
+        with self._lock:
+            self.logged.update(values)
+            self._to_print.update(values)
+            self._to_tell.update(values)
+            self._step = step
+            self._flush(time.monotonic())
+            is_first, self._flushes = not self._flushes and bool(self._to_tell), True
+        if is_first:
+            threading.Thread(target=self._run, name="launchpad-log", daemon=True).start()
+
+    def _run(self) -> None:
+        """Prints and tells what came within an interval, at its end."""
+        while not self._ended.wait(_TELL_S):
+            with self._lock:
+                self._flush(time.monotonic())
+                if not self._to_print and not self._to_tell:
+                    self._flushes = False
+                    return
+
+    def _flush(self, now: float) -> None:
+        if self._to_tell and now >= self._told_at + _TELL_S:
+            self._told_at = now
+            if (runtime := self._runtime()) is not None:
+                told = {name: self.logged[name] for name in sorted(self._to_tell)}
+                runtime.say(Logged, told, self._step)
+            self._to_tell.clear()
+        if self._to_print and now >= self._printed_at + _PRINT_S:
+            self._printed_at = now
+            at = "" if self._step is None else f"step {self._step}: "
+            shown = (f"{name}={self.logged[name]:.6g}" for name in sorted(self._to_print))
+            self._to_print.clear()
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it, or it is closed
+                print(f"{self._title}{at}{' '.join(shown)}", flush=True)  # noqa: T201 - what it is for
+
+    def _end(self) -> None:
+        self._ended.set()
+        with self._lock:
+            self._flush(math.inf)
+
+    def read(self) -> dict[str, Any]:
+        found = list(self._metrics.items())
+        return {
+            **{
+                f"{kind.kind}s": {name: each.read() for name, each in found if type(each) is kind}
+                for kind in (CounterMetric, GaugeMetric, HistogramMetric)
+            },
+            "logged": {k: v if math.isfinite(v) else None for k, v in self.logged.copy().items()},
+            "step": self._step,
+        }
+
+
+_numbers: "weakref.WeakKeyDictionary[NodeRuntime, _NodeNumbers]" = weakref.WeakKeyDictionary()
+_numbers_lock = threading.Lock()
+
+
+def _here() -> _NodeNumbers:
+    runtime = current_runtime().whole
+    if (found := _numbers.get(runtime)) is None:
+        with _numbers_lock:
+            if (found := _numbers.get(runtime)) is None:
+                found = _numbers[runtime] = _NodeNumbers(runtime)
+    return found
+
+
+def counter(name: str) -> CounterMetric:
+    """Returns the counter of this node with a name: what has happened so often.
+
+    Args:
+        name: See the module.
+
+    Raises:
+        NoProgramError: No program runs here.
+        ValueError: The name is not valid, or is of another kind.
+
+    Example:
+        lp.metrics.counter("episodes").add()
+    """
+    return _here().metric(CounterMetric, name)
+
+
+def gauge(name: str) -> GaugeMetric:
+    """Returns the gauge of this node with a name: how much there is now.
+
+    Args:
+        name: See the module.
+
+    Raises:
+        NoProgramError: No program runs here.
+        ValueError: The name is not valid, or is of another kind.
+
+    Example:
+        lp.metrics.gauge("epsilon").set(0.1)
+    """
+    return _here().metric(GaugeMetric, name)
+
+
+def histogram(name: str) -> HistogramMetric:
+    """Returns the histogram of this node with a name: how many values lie between powers of two.
+
+    Args:
+        name: See the module.
+
+    Raises:
+        NoProgramError: No program runs here.
+        ValueError: The name is not valid, or is of another kind.
+
+    Example:
+        lp.metrics.histogram("return").observe(12.5)
+    """
+    return _here().metric(HistogramMetric, name)
+
+
+def log(values: Mapping[str, float], step: int | None = None) -> None:
+    """Shows values of this node: a line in its output, and a curve on the page. Thread-safe.
+
+    At most one line is printed in 10 s, with the newest value of each name, and the last one when
+    the node ends. One value of each second is kept in the folder of the run.
+
+    Args:
+        values: Numbers, or arrays and tensors of one number, by name.
+        step: What they belong to, if anything.
+
+    Raises:
+        NoProgramError: No program runs here.
+        TypeError: A value is no number, or the step is no whole number.
+        ValueError: A name is not valid.
+
+    Example:
+        lp.log({"loss": 0.3, "accuracy": 0.9}, step=100)  # prints "step 100: accuracy=0.9 loss=0.3"
+    """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"lp.log takes values by name, as {{'loss': 0.3}}, not {values!r}")
+    if step is not None and not hasattr(step, "__index__"):
+        raise TypeError(f"lp.log: step is a whole number, not {step!r}")
+    here = _here()
+    for name in values:
+        here._check(name, here.logged)
+    numbers = {name: _number(name, value) for name, value in values.items()}
+    here.log(numbers, None if step is None else step.__index__())
+
+
+def numbers(runtime: NodeRuntime, idents: Collection[int] | None, argument: object) -> Any:  # noqa: ARG001
+    """Answers the question `numbers`: `calls` of this process, and `metrics` of the node."""
+    found = _numbers.get(runtime)
+    read_calls = getattr(lowlevel, "call_numbers", dict)
+    return {"calls": read_calls(), "metrics": {} if found is None else found.read()}

@@ -1,0 +1,124 @@
+"""Numbers of nodes: `lp.metrics` and `lp.log`, and what a supervisor hears of them."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import launchpad_lite as lp
+from launchpad_lite.testing import LaunchedProgram, poll_until
+
+Launch = Callable[..., LaunchedProgram]
+
+
+class Counting:
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def run(self) -> None:
+        for each in range(self._count):
+            lp.metrics.counter("steps").add()
+            lp.metrics.gauge("train/epsilon").set(1 - each)
+            lp.metrics.histogram("return").observe(each)
+        lp.log({"loss": 0.25, "worst": math.nan}, step=self._count)
+        lp.wait_for_stop()
+
+
+@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
+def test_each_node_tells_its_own_numbers(launch_program: Launch, launcher: str) -> None:
+    program = lp.Program("counting")
+    with program.group("node"):
+        for count in (2, 4):
+            program.add_node(lp.PyClassNode(Counting, count))
+    running = launch_program(program, launcher).running
+
+    def told() -> dict[str, Any] | None:
+        answers = running.ask("numbers")
+        found = {node: each["metrics"] for node, each in answers.items()}
+        return found if len(found) == 2 and all(found.values()) else None
+
+    numbers = poll_until(told)
+    assert numbers["node[0]"]["counters"] == {"steps": 2}
+    assert (
+        numbers["node[1]"]
+        == {
+            "counters": {"steps": 4},
+            "gauges": {"train/epsilon": -2},
+            "histograms": {
+                "return": {"count": 4, "sum": 6, "buckets": [[0, 1], [2, 1], [4, 2]]},
+            },
+            "logged": {"loss": 0.25, "worst": None},
+            "step": 4,
+        }
+        or launcher == "test_mt"
+    )  # where tuples stay tuples
+
+
+class Logging:
+    def run(self) -> None:
+        for step in range(1000):
+            lp.log({"loss": 1 / (step + 1)}, step=step)
+        lp.log({"accuracy": 0.5})
+
+
+def test_a_node_prints_the_first_and_the_last_of_many_logged_values(
+    launch_program: Launch,
+) -> None:
+    program = lp.Program("logging")
+    program.add_node(lp.PyClassNode(Logging), label="node")
+    launched = launch_program(program, "test_mp")
+    launched.wait()
+    lines = [line.decode() for _, line in launched.running.output()]
+    assert lines == ["step 0: loss=1\n", "accuracy=0.5 loss=0.001\n"]
+
+
+def _refused(program: lp.Program) -> list[str]:
+    found: list[str] = []
+
+    def call(*functions: Callable[[], object]) -> None:
+        for each in functions:
+            with pytest.raises((TypeError, ValueError)) as raised:
+                each()
+            found.append(str(raised.value))
+
+    def run() -> None:
+        lp.metrics.counter("n").add(2)
+        call(
+            lambda: lp.metrics.counter("1st"),
+            lambda: lp.metrics.gauge("n"),
+            lambda: lp.metrics.counter("n").add(-1),
+            lambda: lp.metrics.gauge("g").set(math.inf),
+            lambda: lp.metrics.histogram("h").observe("3"),  # type: ignore[arg-type]
+            lambda: lp.log({"a b": 1}),
+            lambda: lp.log({"loss": [1, 2]}),  # type: ignore[dict-item]
+            lambda: lp.log({"loss": 1}, step=0.5),  # type: ignore[arg-type]
+            lambda: lp.log(0.3),  # type: ignore[arg-type]
+            lambda: [lp.metrics.counter(f"user{each}") for each in range(1000)],
+        )
+
+    program.add_node(lp.PyNode(run), label="node")
+    lp.launch(program, "local_mt").wait()
+    return found
+
+
+_TOO_MANY = (
+    "this node has 1000 metrics already, without 'user997': names are for kinds of things, not for "
+    "each of them"
+)
+
+
+def test_names_and_values_that_cannot_be_are_refused() -> None:
+    names = "up to 100 letters, digits and _ . / - that begin with a letter"
+    assert _refused(lp.Program("wrong")) == [
+        f"'1st' is no name of a metric: {names}",
+        "'n' is a counter of this node already",
+        "the counter 'n' only grows, and cannot add -1",
+        "'g' is a finite number, not inf",
+        "'h' is a number, not '3'",
+        f"'a b' is no name of a metric: {names}",
+        "'loss' is a number, not [1, 2]",
+        "lp.log: step is a whole number, not 0.5",
+        "lp.log takes values by name, as {'loss': 0.3}, not 0.3",
+        _TOO_MANY,
+    ]
