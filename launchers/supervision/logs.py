@@ -6,14 +6,8 @@ import threading
 from pathlib import Path
 
 from launchpad_lite.errors import LaunchError
-from launchpad_lite.parts.log_file import LogFile
+from launchpad_lite.parts.log_file import LogFile, log_path
 from launchpad_lite.parts.private_files import make_folder, open_private
-
-
-def log_path(folder: Path, node: str) -> Path:
-    """Returns where the output of a node goes, in a run's folder: `<label>/<replica>.log`."""
-    label, _, replica = node.rstrip("]").rpartition("[")
-    return folder / label / f"{replica}.log"
 
 
 class NodeLogs:

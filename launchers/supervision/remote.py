@@ -28,7 +28,7 @@ from launchers.supervision.agent_link import AgentLink
 from launchers.supervision.answers import Answers
 from launchers.supervision.breakpoints import Breakpoints
 from launchers.supervision.console import Output, warn
-from launchers.supervision.logs import NodeLogs, log_path
+from launchers.supervision.logs import NodeLogs
 from launchers.supervision.supervised_program import SupervisedProgram
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import Address, NodeFailure
@@ -52,6 +52,7 @@ from launchpad_lite.life.events import (
     from_fields,
     to_fields,
 )
+from launchpad_lite.parts.log_file import log_path
 
 if TYPE_CHECKING:
     from launchers.host.grant import Grant

@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "profile": ("seconds", "output"),
     "attach": (),
     "report": ("output",),
+    "top": (),
 }
 #: Seconds between two reads of followed logs.
 _FOLLOW_S = 0.2
@@ -128,7 +129,7 @@ def ask(
         print(shown(render_status([each for each in known if each.name in chosen])))  # noqa: T201
         if log_dir is not None:
             print(f"logs: {log_dir}")  # noqa: T201
-    elif command in ("report", "stop", "why") and nodes:
+    elif command in ("report", "stop", "top", "why") and nodes:
         does = "ends" if command == "stop" else "looks at"
         raise LaunchError(
             f"{title}; `{command}` {does} whole programs, not nodes: {', '.join(nodes)}"
@@ -149,6 +150,10 @@ def ask(
         print_json(**inspector.wait_graph())
     elif command == "why":
         print(shown(inspector.why()))  # noqa: T201
+    elif command == "top":
+        from launchpad_lite.insight.top import show_top
+
+        show_top(inspector, log_dir)
     elif command == "stack":
         stacks = {k: text for k, text in inspector.stacks().items() if not nodes or k in chosen}
         if options.json:

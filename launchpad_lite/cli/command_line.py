@@ -72,6 +72,7 @@ which, if there are several), and NODE is label or label[replica]:
   attach   open a debugger in one node: look at the variables of its threads, which run on
   profile  show where threads spend their time; --seconds=5; --output=FILE (.svg, .html,
            .speedscope.json, .txt) writes a flame graph, for speedscope, or folded stacks
+  top      show what its nodes do, as a table that is renewed; with the extra `top`, keys show more
 
 status, logs, stack and why (and plan) print JSON with --json: see docs/command_line.md.
 
@@ -121,7 +122,7 @@ def run_script(make_program: Callable[..., Program], **options: Any) -> NoReturn
     `make_program` by name (converted to its annotations or defaults), options of the launcher, and a
     command, first or after `--name=value`: `run` (the default), `plan`, `render`, `emit`, one for
     programs that run already (`status`, `logs`, `stack`, `why`, `stop`, `profile`, `attach`,
-    `report`), `restore` or `doctor`. It refuses unknown arguments, and answers `--help` and
+    `report`, `top`), `restore` or `doctor`. It refuses unknown arguments, and answers `--help` and
     `--version`. The exit code is the program's.
 
     Args:

@@ -31,15 +31,16 @@ def render_status(status: Sequence[NodeStatus]) -> str:
 
 def text_table(rows: Sequence[Sequence[object]]) -> str:
     """Returns rows as text, in columns."""
-    cells = [[*map(_cell, row)] for row in rows]
+    cells = [[*map(cell, row)] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     )
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """Returns a value as a table shows it."""
     if value is None:
         return "-"
     return f"{value:.1f}" if isinstance(value, float) else str(value)

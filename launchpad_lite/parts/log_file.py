@@ -48,6 +48,12 @@ def log_pieces(path: Path) -> list[Path]:
     return [each for each in (_first(path), _previous(path), path) if each.exists()]
 
 
+def log_path(folder: Path, node: str) -> Path:
+    """Returns where the output of a node goes, in the folder of a run: `<label>/<replica>.log`."""
+    label, _, replica = node.rstrip("]").rpartition("[")
+    return folder / label / f"{replica}.log"
+
+
 def find_logs(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yields the nodes that have a log in the folder of a run, by `label[replica]`, and its newest file."""
     for path in sorted(folder.glob("*/*.log")):
