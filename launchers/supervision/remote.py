@@ -116,7 +116,8 @@ class AgentHost:
         self.is_departing = False
         self._lost_since = ""
         self._asking = threading.Lock()
-        #: Seconds without another message after which a ping is sent.
+        #: Seconds between two pings, and when the last was sent.
+        self._pinged_at = time.monotonic()
         self._period_s = min(_PING_S, link.silence_s / SIGNS_PER_SILENCE)
         #: Answers to questions; None at the end of the link.
         self._answers: queue.SimpleQueue[LinkFrame | None] = queue.SimpleQueue()
@@ -244,10 +245,12 @@ class AgentHost:
                 self._process.stdin.close()
 
     def _next_outgoing(self) -> bytes | None:
-        """Returns what to send, or a ping after a while: a disk may block the reading thread."""
+        """Returns what to send, or a ping if one is due: a disk may block the reading thread."""
+        left_s = self._pinged_at + self._period_s - time.monotonic()
         try:
-            return self._outgoing.get(timeout=self._period_s)
+            return self._outgoing.get(timeout=max(0.0, left_s))
         except queue.Empty:
+            self._pinged_at = time.monotonic()
             return LinkFrame("ping").encode()
 
     def _read_all(self) -> None:

@@ -33,6 +33,7 @@ from launchpad_lite.life.events import (
     Finish,
     HostLost,
     KillAsked,
+    Logged,
     Looked,
     NodeAction,
     RequestStop,
@@ -49,6 +50,7 @@ from launchpad_lite.parts.as_json import from_json
 from launchpad_lite.process.stop_handlers import STOP_HANDLERS
 
 if TYPE_CHECKING:
+    from launchpad_lite.insight.history import RunHistory
     from launchpad_lite.life.waits import ServingNode
 
 _IDLE_CPU = 0.05  # a node that uses fewer cores than this is idle
@@ -137,6 +139,7 @@ class SupervisedProgram(WatchedProgram):
         )
         tell = functools.partial(warn, _LOGGER, "%s: %s", plan.program)
         self._deadlocks = DeadlockWatch(self.why, self._idle_nodes, tell, timing)
+        self._history: RunHistory | None = None
 
     def supervise(self, host: Host) -> None:
         """Starts the nodes on a host and supervises them."""
@@ -146,6 +149,7 @@ class SupervisedProgram(WatchedProgram):
         try:
             self._handlers.start()
             self.watch()
+            self._begin_history()
         except RuntimeError:  # the system gives no more threads: no thread would close the host
             host.close()
             self._table.clients.close("the program could not be started")
@@ -156,6 +160,15 @@ class SupervisedProgram(WatchedProgram):
             raise
         # Last, so that it does not outlive a program that could not be started.
         self._deadlocks.start()
+
+    def _begin_history(self) -> None:
+        if self._log_dir is not None:
+            from launchpad_lite.insight.history import RunHistory  # while nodes start
+
+            tell = functools.partial(warn, _LOGGER, "%s: %s", self.plan.program)
+            self._history = RunHistory(self._log_dir, self.plan, self.status, tell)
+            if not self._stopping.is_set():  # else nobody might end it
+                self._history.start()
 
     def post(self, event: Event) -> None:
         """Queues an event of the host. From any thread."""
@@ -200,7 +213,10 @@ class SupervisedProgram(WatchedProgram):
         timeout_s: float = LOOK_S,
     ) -> Mapping[str, Any]:
         """Returns what nodes answer to a question."""
-        return self._host.ask(question, argument, nodes, timeout_s)
+        found = self._host.ask(question, argument, nodes, timeout_s)
+        if question == "numbers" and self._history is not None:
+            self._history.note({node: each for node, each in found.items() if "error" not in each})
+        return found
 
     def _look(self) -> dict[str, Looked]:
         found = self.ask("look")
@@ -276,6 +292,8 @@ class SupervisedProgram(WatchedProgram):
     def _end_here(self, result: ProgramResult) -> None:
         self._deadlocks.end()
         self._stopping.set()
+        if self._history is not None:
+            self._history.end(result)
         self._handlers.join(self._timing.handlers_s)
         self._table.clients.close(f"program {self.plan.program!r} has ended: {result.summary}")
 
@@ -365,6 +383,8 @@ class SupervisedProgram(WatchedProgram):
                     # A node that was started elsewhere meanwhile is alive.
                     if event.attempts is None or event.attempts[node] == self._attempts[node]:
                         self._note_end(node, life)
+            case Logged() if self._history is not None:
+                self._history.note(event)
             case _:
                 pass
 

@@ -4,13 +4,15 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import NodeStatus
-from launchpad_lite.launching.registry import Inspector
 from launchpad_lite.parts.escapes import shown
 from launchpad_lite.parts.log_file import log_path
+
+if TYPE_CHECKING:
+    from launchpad_lite.launching.registry import Inspector
 
 #: Bytes at the end of a log in which its last line is.
 _TAIL_BYTES = 2048
@@ -172,7 +174,7 @@ class LastLines:
 class ProgramView:
     """Looks at a running program. For one thread."""
 
-    def __init__(self, inspector: Inspector, log_dir: Path | None) -> None:
+    def __init__(self, inspector: "Inspector", log_dir: Path | None) -> None:
         self._inspector = inspector
         self._lines = LastLines(log_dir)
         self._meter = CallMeter()

@@ -1,0 +1,106 @@
+"""What is kept of a run in its folder."""
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launchpad_lite as lp
+from launchpad_lite.insight.history import FollowedHistory, thin
+from launchpad_lite.testing import LaunchedProgram, poll_until
+
+Launch = Callable[..., LaunchedProgram]
+
+
+def _line(t: float, **row: Any) -> bytes:
+    return json.dumps({"t": t, **row}).encode() + b"\n"
+
+
+def _times(lines: list[bytes]) -> list[float]:
+    return [json.loads(line)["t"] for line in lines]
+
+
+def test_of_older_rows_fewer_stay_but_all_changes_of_state() -> None:
+    now = 100_000.0
+    rows = [_line(0, kind="program", nodes={})]
+    rows += [_line(now - age, kind="node", node="a", state="running") for age in range(4000, 0, -1)]
+    rows[2000] = _line(now - 2001, kind="node", node="a", state="restarting")
+    kept = thin([*rows, b'{"t": 1, "kind'], now, 1e9)
+    times = _times(kept)
+    assert times[0] == 0
+    assert times[-300:] == [now - age for age in range(300, 0, -1)]
+    assert now - 2001 in times
+    assert len([each for each in times if now - 3600 < each < now - 300]) == pytest.approx(
+        331, abs=3
+    )
+    assert len([each for each in times if 0 < each < now - 3600]) == pytest.approx(8, abs=1)
+    few = thin(rows, now, 5000)
+    assert sum(map(len, few)) <= 5000
+    assert _times(few)[0] == 0
+    assert now - 2001 in _times(few)
+
+
+class Server:
+    def get(self) -> int:
+        return 1
+
+
+class Caller:
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    def run(self) -> None:
+        lp.log({"loss": 0.5}, step=self._server.get())
+        lp.wait_for_stop()
+
+
+def _program(name: str) -> lp.Program:
+    program = lp.Program(name)
+    server = program.add_node(lp.CourierNode(Server), label="server")
+    program.add_node(lp.CourierNode(Caller, server), label="caller")
+    return program
+
+
+def _rows(folder: Path | None) -> list[dict[str, Any]]:
+    assert folder is not None
+    return FollowedHistory(folder).read()[1]
+
+
+def test_a_run_keeps_states_and_logged_values_for_its_user_alone(launch_program: Launch) -> None:
+    launched = launch_program(_program("kept"), "test_mp")
+    folder = launched.running.log_dir
+    poll_until(lambda: [row for row in _rows(folder) if row["kind"] == "log"])
+    launched.stop()
+    rows = _rows(folder)
+    assert rows[0]["nodes"] == {"server[0]": [], "caller[0]": ["server[0]"]}
+    states = [(row["node"], row["state"]) for row in rows if row["kind"] == "node"]
+    assert states[-2:] == [("server[0]", "ended"), ("caller[0]", "ended")]
+    (logged,) = [row for row in rows if row["kind"] == "log"]
+    assert (logged["name"], logged["value"], logged["step"]) == ("loss", 0.5, 1)
+    assert rows[-1]["outcome"] == "stopped"
+    assert folder is not None
+    assert stat.S_IMODE((folder / "history.jsonl").stat().st_mode) == 0o600
+
+
+def test_a_run_that_fails_at_once_has_its_end(launch_program: Launch) -> None:
+    program = lp.Program("failing")
+    program.add_node(lp.PyNode(int, "x"), label="node")
+    launched = launch_program(program, "test_mp")
+    with pytest.raises(lp.NodeFailedError):
+        launched.wait()
+    rows = _rows(launched.running.log_dir)
+    assert [row["kind"] for row in rows] == ["program", "node", "end"]
+    assert rows[1]["state"] == "failed"
+
+
+def test_a_history_that_cannot_be_written_is_one_warning(
+    launch_program: Launch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "history.jsonl").mkdir()
+    launched = launch_program(_program("full"), "test_mp", log_dir=tmp_path)
+    poll_until(lambda: "history.jsonl cannot be written" in caplog.text)
+    launched.stop()
+    assert caplog.text.count("cannot be written") == 1
