@@ -64,6 +64,10 @@ needs_kubernetes = pytest.mark.skipif(
     reason="needs root, podman, runc, iproute2 and iptables",
 )
 
+needs_chromium = pytest.mark.skipif(
+    not _ON_CI and not find_program("chromium"), reason="needs Chromium"
+)
+
 needs_postgres = pytest.mark.skipif(
     not _ON_CI
     and not (

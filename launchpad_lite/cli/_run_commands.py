@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "attach": (),
     "report": ("output",),
     "top": (),
+    "dashboard": ("port",),
 }
 #: Seconds between two reads of followed logs.
 _FOLLOW_S = 0.2
@@ -44,6 +45,7 @@ class AskOptions(NamedTuple):
     json: bool = False  # print JSON
     seconds: float = 5.0  # of a profile
     output: str = ""  # a file to write
+    port: int = 0  # of a page; 0: any
 
 
 def ask_listed(command: str, words: Sequence[str], options: AskOptions) -> None:
@@ -70,6 +72,10 @@ def ask_listed(command: str, words: Sequence[str], options: AskOptions) -> None:
         if len(entries) != 1:
             return
         print()  # noqa: T201
+    if command == "dashboard" and words and (folder := Path(words[0]).absolute()).is_dir():
+        words = [str(each.pid) for each in entries if each.log_dir == str(folder)]
+        if not words:  # it has ended
+            _show_dashboard(None, folder, options.port)
     if not entries:
         logs = (
             f". Logs of programs that have ended: {folder_of_runs()}" if command == "logs" else ""
@@ -129,7 +135,7 @@ def ask(
         print(shown(render_status([each for each in known if each.name in chosen])))  # noqa: T201
         if log_dir is not None:
             print(f"logs: {log_dir}")  # noqa: T201
-    elif command in ("report", "stop", "top", "why") and nodes:
+    elif command in ("dashboard", "report", "stop", "top", "why") and nodes:
         does = "ends" if command == "stop" else "looks at"
         raise LaunchError(
             f"{title}; `{command}` {does} whole programs, not nodes: {', '.join(nodes)}"
@@ -154,6 +160,8 @@ def ask(
         from launchpad_lite.insight.top import show_top
 
         show_top(inspector, log_dir)
+    elif command == "dashboard":
+        _show_dashboard(inspector, log_dir, options.port)
     elif command == "stack":
         stacks = {k: text for k, text in inspector.stacks().items() if not nodes or k in chosen}
         if options.json:
@@ -202,6 +210,12 @@ def _attach(inspector: Inspector, node: str) -> None:
             except (EOFError, KeyboardInterrupt):
                 argument = "=quit"
                 print()  # noqa: T201
+
+
+def _show_dashboard(inspector: Inspector | None, folder: Path | None, port: int) -> None:
+    from launchpad_lite.insight.dashboard import show_dashboard  # few want it
+
+    show_dashboard(inspector, folder, port)
 
 
 def _matching(known: Sequence[str], wanted: Sequence[str], title: str) -> Collection[str]:

@@ -73,6 +73,8 @@ which, if there are several), and NODE is label or label[replica]:
   profile  show where threads spend their time; --seconds=5; --output=FILE (.svg, .html,
            .speedscope.json, .txt) writes a flame graph, for speedscope, or folded stacks
   top      show what its nodes do, as a table that is renewed; with the extra `top`, keys show more
+  dashboard  serve a page of it on this machine, at --port=N or any; the folder of a run that has ended
+           may stand in place of PROGRAM
 
 status, logs, stack and why (and plan) print JSON with --json: see docs/command_line.md.
 
@@ -122,7 +124,7 @@ def run_script(make_program: Callable[..., Program], **options: Any) -> NoReturn
     `make_program` by name (converted to its annotations or defaults), options of the launcher, and a
     command, first or after `--name=value`: `run` (the default), `plan`, `render`, `emit`, one for
     programs that run already (`status`, `logs`, `stack`, `why`, `stop`, `profile`, `attach`,
-    `report`, `top`), `restore` or `doctor`. It refuses unknown arguments, and answers `--help` and
+    `report`, `top`, `dashboard`), `restore` or `doctor`. It refuses unknown arguments, and answers `--help` and
     `--version`. The exit code is the program's.
 
     Args:

@@ -129,7 +129,7 @@ def _rates(
         made[server] = made.get(server, 0.0) + gained("made", method, "calls") / elapsed_s
     found = CallRates(
         sum(gained("served", method, "calls") for method in served) / elapsed_s,
-        sum(made.values()),
+        sum(made.values(), 0.0),
         sum(gained("served", method, "errors") for method in served) / elapsed_s,
         sum(each["queued"] for each in served.values()),
         quantile(delays, 0.5),

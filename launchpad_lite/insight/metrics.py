@@ -1,13 +1,14 @@
 """Numbers of a node: counters, gauges and histograms, values that it logs, and its calls.
 
+All functions are thread-safe and work in nodes only: elsewhere they raise NoProgramError. A name has up
+to 100 letters, digits and `_ . / -`, begins with a letter, and is of one kind; a node has at most
+1,000 of them. All else is a ValueError, also values that are not finite; what is no number is a
+TypeError. Parts of a colocation share the metrics of their node. `top` and the page show them.
+
 Example:
     lp.metrics.counter("episodes").add()
     lp.metrics.gauge("epsilon").set(0.1)
     lp.metrics.histogram("return").observe(12.5)
-
-`top` and the page of a running program show them. All functions are thread-safe, and work in nodes
-only. A name is up to 100 letters, digits and `_ . / -`, begins with a letter, and is of one kind; a
-node has at most 1,000. Parts of a colocation share those of their node.
 """
 
 import contextlib
@@ -49,83 +50,80 @@ def _number(name: str, value: Any) -> float:
     raise TypeError(f"{name!r} is a number, not {lowlevel.shortened(repr(value))}")
 
 
-def _finite(name: str, value: Any) -> float:
-    if math.isfinite(number := _number(name, value)):
-        return number
-    raise ValueError(f"{name!r} is a finite number, not {number}")
-
-
-class CounterMetric:
-    """A sum that only grows. See `counter`."""
-
-    kind = "counter"
+class _Metric:
+    kind: str
+    value: Any = None
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._lock = threading.Lock()
-        self._sum = 0.0
+
+    def _finite(self, value: Any) -> float:
+        if math.isfinite(number := _number(self.name, value)):
+            return number
+        raise ValueError(f"{self.name!r} is a finite number, not {number}")
+
+
+class CounterMetric(_Metric):
+    """A sum that only grows: what has happened so often. `value` is the sum."""
+
+    kind = "counter"
+    value: float = 0.0
 
     def add(self, amount: float = 1) -> None:
-        """Adds an amount; ValueError if it is below 0 or not finite."""
-        if (amount := _finite(self.name, amount)) < 0:
+        """Adds an amount from 0 up."""
+        if (amount := self._finite(amount)) < 0:
             raise ValueError(f"the counter {self.name!r} only grows, and cannot add {amount:g}")
         with self._lock:
-            self._sum += amount
-
-    def read(self) -> float:
-        """Returns the sum."""
-        return self._sum
+            self.value += amount
 
 
-class GaugeMetric:
-    """A value that goes up and down. See `gauge`."""
+class GaugeMetric(_Metric):
+    """How much there is now. `value` is None before it is set."""
 
     kind = "gauge"
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._value: float | None = None
+    value: float | None = None
 
     def set(self, value: float) -> None:
-        """Sets the value; ValueError if it is not finite."""
-        self._value = _finite(self.name, value)
-
-    def read(self) -> float | None:
-        """Returns the value; None before there is one."""
-        return self._value
+        """Sets the value."""
+        self.value = self._finite(value)
 
 
-class HistogramMetric:
-    """How values are distributed. See `histogram`."""
+class HistogramMetric(_Metric):
+    """How values are distributed.
+
+    `value` has their `count` and `sum`, and `buckets`: pairs of a power of two and how many values are
+    below it, but not below its half. Those up to 0 are in the bucket 0.
+    """
 
     kind = "histogram"
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self._lock = threading.Lock()
-        self._count, self._sum = 0, 0.0
+        super().__init__(name)
+        self._sum = 0.0
         self._buckets: dict[float, int] = {}
 
     def observe(self, value: float) -> None:
-        """Counts a value; ValueError if it is not finite."""
-        value = _finite(self.name, value)
+        """Counts a value."""
+        value = self._finite(value)
         bound = 2.0 ** math.frexp(value)[1] if value > 0 else 0.0
         with self._lock:
-            self._count += 1
             self._sum += value
             self._buckets[bound] = self._buckets.get(bound, 0) + 1
 
-    def read(self) -> dict[str, Any]:
-        """Returns `count`, `sum`, and `buckets`: how many values are below each power of two.
-
-        A bucket counts values from half of its bound on, that of 0 those up to 0.
-        """
+    @property
+    def value(self) -> dict[str, Any]:
+        """What was observed so far."""
         with self._lock:
             buckets = [[*each] for each in sorted(self._buckets.items())]
-            return {"count": self._count, "sum": self._sum, "buckets": buckets}
+            return {
+                "count": sum(count for _, count in buckets),
+                "sum": self._sum,
+                "buckets": buckets,
+            }
 
 
-_Metric = TypeVar("_Metric", CounterMetric, GaugeMetric, HistogramMetric)
+_AnyMetric = TypeVar("_AnyMetric", CounterMetric, GaugeMetric, HistogramMetric)
 
 
 class _NodeNumbers:
@@ -146,10 +144,10 @@ class _NodeNumbers:
         self._flushes = False
         runtime.end_with_node(self._end)
 
-    def metric(self, kind: type[_Metric], name: str) -> _Metric:
+    def metric(self, kind: type[_AnyMetric], name: str) -> _AnyMetric:
         found = self._metrics.get(name)
         if found is None:
-            self._check(name, self._metrics)
+            self.check(name, self._metrics)
             with self._lock:
                 found = self._metrics.setdefault(name, kind(name))
         if type(found) is not kind:
@@ -157,7 +155,7 @@ class _NodeNumbers:
         return found
 
     @staticmethod
-    def _check(name: Any, known: Collection[str]) -> None:
+    def check(name: Any, known: Collection[str]) -> None:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(
                 f"{lowlevel.shortened(repr(name))} is no name of a metric: up to 100 letters, digits "
@@ -176,9 +174,10 @@ class _NodeNumbers:
             self._to_tell.update(values)
             self._step = step
             self._flush(time.monotonic())
-            is_first, self._flushes = not self._flushes and bool(self._to_tell), True
-        if is_first:
-            threading.Thread(target=self._run, name="launchpad-log", daemon=True).start()
+            if self._flushes or not (self._to_print or self._to_tell):
+                return
+            self._flushes = True
+        threading.Thread(target=self._run, name="launchpad-log", daemon=True).start()
 
     def _run(self) -> None:
         """Prints and tells what came within an interval, at its end."""
@@ -199,10 +198,10 @@ class _NodeNumbers:
         if self._to_print and now >= self._printed_at + _PRINT_S:
             self._printed_at = now
             at = "" if self._step is None else f"step {self._step}: "
-            shown = (f"{name}={self.logged[name]:.6g}" for name in sorted(self._to_print))
+            shown = " ".join(f"{name}={self.logged[name]:.6g}" for name in sorted(self._to_print))
             self._to_print.clear()
             with contextlib.suppress(OSError, ValueError):  # nobody reads it, or it is closed
-                print(f"{self._title}{at}{' '.join(shown)}", flush=True)  # noqa: T201 - what it is for
+                print(f"{self._title}{at}{shown}", flush=True)  # noqa: T201 - what it is for
 
     def _end(self) -> None:
         self._ended.set()
@@ -210,15 +209,11 @@ class _NodeNumbers:
             self._flush(math.inf)
 
     def read(self) -> dict[str, Any]:
-        found = list(self._metrics.items())
-        return {
-            **{
-                f"{kind.kind}s": {name: each.read() for name, each in found if type(each) is kind}
-                for kind in (CounterMetric, GaugeMetric, HistogramMetric)
-            },
-            "logged": {k: v if math.isfinite(v) else None for k, v in self.logged.copy().items()},
-            "step": self._step,
-        }
+        found: dict[str, dict[str, Any]] = {"counter": {}, "gauge": {}, "histogram": {}}
+        for name, each in list(self._metrics.items()):
+            found[each.kind][name] = each.value
+        logged = {k: v if math.isfinite(v) else None for k, v in self.logged.copy().items()}
+        return {**found, "log": logged, "step": self._step}
 
 
 _numbers: "weakref.WeakKeyDictionary[NodeRuntime, _NodeNumbers]" = weakref.WeakKeyDictionary()
@@ -227,58 +222,24 @@ _numbers_lock = threading.Lock()
 
 def _here() -> _NodeNumbers:
     runtime = current_runtime().whole
-    if (found := _numbers.get(runtime)) is None:
-        with _numbers_lock:
-            if (found := _numbers.get(runtime)) is None:
-                found = _numbers[runtime] = _NodeNumbers(runtime)
-    return found
+    with _numbers_lock:
+        if (found := _numbers.get(runtime)) is None:
+            found = _numbers[runtime] = _NodeNumbers(runtime)
+        return found
 
 
 def counter(name: str) -> CounterMetric:
-    """Returns the counter of this node with a name: what has happened so often.
-
-    Args:
-        name: See the module.
-
-    Raises:
-        NoProgramError: No program runs here.
-        ValueError: The name is not valid, or is of another kind.
-
-    Example:
-        lp.metrics.counter("episodes").add()
-    """
+    """Returns the counter of this node with a name. Raises as the module says."""
     return _here().metric(CounterMetric, name)
 
 
 def gauge(name: str) -> GaugeMetric:
-    """Returns the gauge of this node with a name: how much there is now.
-
-    Args:
-        name: See the module.
-
-    Raises:
-        NoProgramError: No program runs here.
-        ValueError: The name is not valid, or is of another kind.
-
-    Example:
-        lp.metrics.gauge("epsilon").set(0.1)
-    """
+    """Returns the gauge of this node with a name. Raises as the module says."""
     return _here().metric(GaugeMetric, name)
 
 
 def histogram(name: str) -> HistogramMetric:
-    """Returns the histogram of this node with a name: how many values lie between powers of two.
-
-    Args:
-        name: See the module.
-
-    Raises:
-        NoProgramError: No program runs here.
-        ValueError: The name is not valid, or is of another kind.
-
-    Example:
-        lp.metrics.histogram("return").observe(12.5)
-    """
+    """Returns the histogram of this node with a name. Raises as the module says."""
     return _here().metric(HistogramMetric, name)
 
 
@@ -306,13 +267,16 @@ def log(values: Mapping[str, float], step: int | None = None) -> None:
         raise TypeError(f"lp.log: step is a whole number, not {step!r}")
     here = _here()
     for name in values:
-        here._check(name, here.logged)
+        here.check(name, here.logged)
     numbers = {name: _number(name, value) for name, value in values.items()}
     here.log(numbers, None if step is None else step.__index__())
 
 
 def numbers(runtime: NodeRuntime, idents: Collection[int] | None, argument: object) -> Any:  # noqa: ARG001
-    """Answers the question `numbers`: `calls` of this process, and `metrics` of the node."""
+    """Answers the question `numbers`: the `calls` and `metrics` of the node."""
     found = _numbers.get(runtime)
-    read_calls = getattr(lowlevel, "call_numbers", dict)
-    return {"calls": read_calls(), "metrics": {} if found is None else found.read()}
+    calls: dict[str, Any] = {}
+    if (count := getattr(lowlevel, "call_numbers", None)) is not None:
+        scopes: Any = None if runtime.has_process else getattr(runtime, "call_scopes", list)()
+        calls = count(scopes)
+    return {"calls": calls, "metrics": {} if found is None else found.read()}

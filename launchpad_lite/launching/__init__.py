@@ -190,6 +190,8 @@ class RunningProgram(abc.ABC):
         self.ends_with_script = False
         #: Called at the end of the script, before it waits.
         self.before_wait: Callable[[], object] = lambda: None
+        #: The link to its page; None if this process does not serve it.
+        self.page_url: str | None = None
         self._interrupts = 0
         #: The time at which this process launched it.
         self._began_at = time.monotonic()

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import pkgutil
 import signal
 import sys
 import threading
@@ -173,6 +174,10 @@ def launch(
 
         publish(running, chosen.name, SIGNALS.unlist)
         report_at_exit(running)
+        if flags.DASHBOARD.value:
+            serve = pkgutil.resolve_name("launchpad_lite.insight.dashboard:serve")
+            running.page_url = serve(running)
+            print(f"{ready.program}: {running.page_url}", flush=True)  # noqa: T201 - it was asked for
     except BaseException:  # a Ctrl-C before signals were watched
         running.kill()
         SIGNALS.unlist(running)

@@ -70,4 +70,7 @@ def _renew(running: RunningProgram, update: Any, place: str) -> None:
 def mimes(running: RunningProgram) -> dict[str, str]:
     """Returns a program and its nodes as text and as HTML. Names are text in both."""
     text = shown(f"{running!r}\n\n{render_status(running.status())}")
-    return {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}
+    link = (
+        running.page_url and f'<a href="{running.page_url}" target="_blank">{running.page_url}</a>'
+    )
+    return {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>{link or ''}"}

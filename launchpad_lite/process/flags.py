@@ -110,6 +110,13 @@ SEED: Flag[int | None] = Flag(
     "lp_seed", "Of the program: nodes get their own from it.", kind="integer"
 )
 LOG_DIR: Flag[str | None] = Flag("lp_log_dir", "Folder for the output of nodes.")
+DASHBOARD: Flag[bool] = Flag(
+    "dashboard",
+    "Serve a page of the program on this machine while it runs, and print its link.",
+    False,
+    "boolean",
+    allow_override=True,
+)
 HOSTS: Flag[str | None] = Flag(
     "hosts",
     "Hosts, for launchers that use several: h1,h2:gpu=2,user@h3, or a TOML file.",

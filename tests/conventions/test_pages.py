@@ -73,6 +73,7 @@ _OUTPUT = {
     "squares.py": "[0, 1, 4, 9, 16]\n",
     "survivors.py": "[search[0]] best x: 3\n",
     "tune.py": "best rate: 0.1\n",
+    "watched.py": "[learner[0]] step 0: loss=1\n[learner[0]] step 99: loss=0.01\n",
     "typed.py": "[visitor[0]] hello, world\n",
 }
 

@@ -39,16 +39,16 @@ def test_each_node_tells_its_own_numbers(launch_program: Launch, launcher: str) 
         return found if len(found) == 2 and all(found.values()) else None
 
     numbers = poll_until(told)
-    assert numbers["node[0]"]["counters"] == {"steps": 2}
+    assert numbers["node[0]"]["counter"] == {"steps": 2}
     assert (
         numbers["node[1]"]
         == {
-            "counters": {"steps": 4},
-            "gauges": {"train/epsilon": -2},
-            "histograms": {
+            "counter": {"steps": 4},
+            "gauge": {"train/epsilon": -2},
+            "histogram": {
                 "return": {"count": 4, "sum": 6, "buckets": [[0, 1], [2, 1], [4, 2]]},
             },
-            "logged": {"loss": 0.25, "worst": None},
+            "log": {"loss": 0.25, "worst": None},
             "step": 4,
         }
         or launcher == "test_mt"
