@@ -23,7 +23,7 @@ REVERB_TESTS := tests/launchpad_lite/test_reverb.py tests/launchers/test_reverb.
 BACKENDS_TESTS := tests/courier/test_tensors.py tests/launchpad_lite/engines/test_map_reduce.py \
   tests/examples/test_architecture_search.py tests/examples/test_control_agent.py \
   tests/examples/test_gan.py tests/examples/test_image_classification.py \
-  tests/launchpad_lite/replicas
+  tests/examples/test_reasoning.py tests/launchpad_lite/replicas
 comma := ,
 
 # Of `make image`: what it is called, what it is built on, what is installed besides (empty: what

@@ -85,7 +85,7 @@ _COMMANDS = {
 }
 #: Pages that list, or show no Python of their own; others begin with a program.
 _LISTS = """
-    architecture benchmarks command_line examples index other_languages promises recipes security troubleshooting
+    architecture benchmarks command_line examples index other_languages post_training promises recipes security troubleshooting
 """
 
 

@@ -51,6 +51,7 @@ from launchpad_lite.testing import poll_until
             {"topology": "cached", "refresh_s": 5, "stale_s": 1},
             "stale_s=1 is below refresh_s=5",
         ),
+        ("reasoning", {"mode": "both"}, "mode is sync or async, not 'both'"),
         ("replay", {"num_actors": 0}, "at least one actor"),
         ("replay", {"samples_per_insert": 0}, "a ratio above 0"),
         ("replay", {"episodes": 0}, "one episode"),
