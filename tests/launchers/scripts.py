@@ -94,7 +94,7 @@ class Script:
         assert self.process is not None
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self.process.pid).children():
-                if "launchers.host.agent" in " ".join(child.cmdline()):
+                if child.name() == "launchpad-reap":
                     return child
         return None
 

@@ -601,9 +601,9 @@ def _agent_here() -> psutil.Process:
 
     def find() -> psutil.Process | None:
         for child in psutil.Process().children():
-            # One that an earlier test left as a zombie has no command line to ask for.
+            # One that an earlier test left may end meanwhile.
             with contextlib.suppress(psutil.Error):
-                if "from launchers.host.agent import main" in " ".join(child.cmdline()):
+                if child.name() == "launchpad-reap":
                     return next(iter(child.children()), None)
         return None
 
