@@ -5,11 +5,13 @@ rest is shared with the packages above: pickling, and threads that survive error
 courier imports it.
 """
 
+from collections.abc import Collection
 from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from courier._distributions import refuse_others, refuse_strangers
 from courier._later import later
+from courier.calls import records as call_records
 from courier.calls.context import CallContext
 from courier.threads.clock import require_running_clock
 from courier.threads.surviving import surviving
@@ -38,6 +40,8 @@ __all__ = [
     "answered_call",
     "awaited_call",
     "bound",
+    "call_numbers",
+    "call_records",
     "connection_of",
     "credentials",
     "join_address",
@@ -172,6 +176,27 @@ def stop_calling(client: object) -> None:
         lowlevel.stop_calling(client)
     """
     connection_of(client).stop_calling()
+
+
+def call_numbers(
+    scopes: Collection[object] | None = None,
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Returns how many calls this process has answered and made, by method.
+
+    `scopes`: only those of servers and clients that were made while `call_records.SCOPE` had one of
+    these values; where several nodes share a process, each has its own.
+
+    Returns:
+        `{"served": {method: numbers}, "made": {"server: method": numbers}}`. Each has `calls`,
+        `errors` (calls that ended with one), `seconds` (how long they ran, streams until their end;
+        if made: took), `running` and `queued` (now), and `delays`: how many took less than 2**k µs,
+        waiting included, and not less than half of that, for each k from 0.
+
+    Example:
+        for method, numbers in lowlevel.call_numbers()["served"].items():
+            print(method, numbers["calls"], "calls", numbers["running"], "run now")
+    """
+    return call_records.call_numbers(scopes)
 
 
 class AwaitedCall(NamedTuple):

@@ -25,6 +25,10 @@ class CallContext:
     _event: Event | None = None
     _is_generator = False
     _on_end: list[Callable[[], None]] | None = None
+    #: The connection and the number of the call there, for its record; 0 where there is none.
+    tag = number = 0
+    #: When it began to wait for a thread, and when its method began, as of `perf_counter`.
+    came = began = 0.0
 
     def __init__(self, method: str, peer: str, timeout_s: float | None) -> None:
         self.method = method

@@ -10,8 +10,11 @@ import inspect
 import logging
 import types
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from threading import get_ident
+from time import perf_counter
+from typing import Any, TypeVar
 
+from courier.calls import records
 from courier.calls.context import CallContext, enter_call
 from courier.calls.marks import grpc_paths, is_idempotent
 from courier.calls.outcomes import (
@@ -25,6 +28,7 @@ from courier.calls.outcomes import (
     Later,
     Outcome,
     Refusal,
+    Value,
     packed,
 )
 from courier.calls.tasks import AsyncGeneratorItems, Tasks, answer
@@ -36,6 +40,8 @@ from courier.values.shared import unwrapped
 from courier.values.texts import shortened
 
 _log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 #: Answered by every server; the name cannot be that of a public method.
 LIST_METHODS = "__courier_methods__"
@@ -89,6 +95,7 @@ class _Generator(Items):
         except StopIteration:
             return End()
         except BaseException as error:  # noqa: BLE001 - the caller gets it, the server lives on
+            self.has_failed = True
             return Failure.of(error, skip_frames=1)
 
     def close(self) -> None:
@@ -118,6 +125,9 @@ class Dispatcher:
         #: By name: whether the method is idempotent, and the paths of gRPC calls that it answers.
         self._marks: dict[str, tuple[bool, list[str]]] = {}
         self._context = contextvars.copy_context()
+        #: What its calls are counted for.
+        self.scope = records.SCOPE.get()
+        self._numbers: dict[str, records.MethodNumbers] = {}
 
     def bind(self, name: str, method: Callable[..., Any]) -> None:
         marks = is_idempotent(method), grpc_paths(method)  # may run code of the object: no lock
@@ -196,9 +206,37 @@ class Dispatcher:
         except KeyboardInterrupt:  # raised by user code: a Ctrl-C reaches the main thread only
             return Refusal(_BAD_ARGUMENTS, f"{method}: KeyboardInterrupt")
         context = self._context.copy()
+        numbers = self._numbers.get(method) or self._numbers_of(method)
+        call.began = began = call.began or perf_counter()
+        record = numbers.begin(began, call.tag, call.number, get_ident())
         outcome: Answer | Later = context.run(
             self._run_method, function, args, kwargs, call, context, packed
         )
+        if type(outcome) is Value:
+            numbers.end(record, began, call.came and began - call.came)
+            return outcome
+        return self._ended(outcome, call, numbers, record)
+
+    def _numbers_of(self, method: str) -> records.MethodNumbers:
+        numbers = records.numbers_of(self.scope, None, method)
+        if method in self._methods:  # not what callers make up
+            self._numbers[method] = numbers
+        return numbers
+
+    def _ended(
+        self, outcome: R, call: CallContext, numbers: records.MethodNumbers, record: int
+    ) -> R:
+        """Returns an outcome, and records its end: now, or when it is known."""
+
+        def end(how: int) -> None:
+            numbers.end(record, call.began, call.came and call.began - call.came, how)
+
+        if isinstance(outcome, Later):
+            outcome.before(lambda answer: self._ended(answer, call, numbers, record))
+        elif isinstance(outcome, Items):
+            call.on_end(lambda: end(Kind.FAILURE if outcome.has_failed else Kind.END))
+        else:
+            end(records.how_ended(outcome))
         return outcome
 
     def run_shared(
@@ -215,10 +253,13 @@ class Dispatcher:
         except BaseException as error:  # noqa: BLE001 - as in `_run_method`
             return Failure.of(error, skip_frames=1)
         context = self._context.copy()
+        numbers = self._numbers.get(method) or self._numbers_of(method)
+        call.began = began = perf_counter()
+        record = numbers.begin(began, call.tag, call.number, get_ident())
         outcome: Outcome | Later = context.run(
             self._run_method, function, args, kwargs, call, context, _give
         )
-        return outcome
+        return self._ended(outcome, call, numbers, record)
 
     def _run_method(
         self,
@@ -274,19 +315,16 @@ class Dispatcher:
         return Refusal(Kind.UNKNOWN_METHOD, describe_unknown(method, self.names()))
 
 
-class MethodCosts:
+class MethodCosts(dict[str, float]):
     """Recent costs of methods, in seconds, to find the fast ones. Thread-safe: lost updates do no harm."""
 
-    def __init__(self) -> None:
-        self._costs: dict[str, float] = {}
-
-    def of(self, method: str) -> float:
-        return self._costs.get(method, _UNKNOWN_S)
+    def __missing__(self, method: str) -> float:
+        return _UNKNOWN_S
 
     def learn(self, method: str, took_s: float) -> None:
         """Records one run in an exponential average with a limit."""
-        cost = self._costs.get(method, _UNKNOWN_S)
-        self._costs[method] = cost + _WEIGHT * (min(took_s, _SLOWEST_S) - cost)
+        cost = self[method]
+        self[method] = cost + _WEIGHT * (min(took_s, _SLOWEST_S) - cost)
 
 
 def describe_unknown(method: str, names: Sequence[str]) -> str:

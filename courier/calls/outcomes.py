@@ -169,6 +169,8 @@ class Items:
     parcel = NO_PARCEL
     #: Whether a step from `begin` holds no thread.
     is_async = False
+    #: Whether a step has raised.
+    has_failed = False
 
     def next_item(self) -> "Item":
         """Waits for the next item. Raises CourierError if the connection is lost."""
@@ -250,6 +252,17 @@ class Later:
         """Wraps a future; `answer_of` makes the outcome of it, by default from its result."""
         self._future = future
         self._answer_of = answer_of or Step.result
+
+    def before(self, note: Callable[["Answer"], object]) -> None:
+        """Has a function called with the outcome before all others; before `then`."""
+        answer_of = self._answer_of
+
+        def noted(done: "Step[Any]") -> "Answer":
+            answer = answer_of(done)
+            note(answer)
+            return answer
+
+        self._answer_of = noted
 
     def then(self, callback: Callable[["Answer"], object]) -> None:
         """Calls back with the outcome: at once, or later in the thread that brings it."""

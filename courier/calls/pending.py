@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Callable
+from threading import get_ident
 
-from courier.calls.outcomes import Outcome
+from courier.calls.outcomes import Items, Kind, Outcome
+from courier.calls.records import MethodNumbers, how_ended
 from courier.errors import CallCancelledError, CallTimeoutError, CourierError
 
 
@@ -22,6 +24,10 @@ class PendingCall:
     _callback: Callable[["PendingCall"], None] | None = None
     #: The client that made it, if that shares its lane with others.
     owner: object = None
+    #: Where it is counted until it ends, its record there, and when that begins.
+    numbers: MethodNumbers | None = None
+    record = 0
+    began = 0.0
 
     def __init__(self, method: str, timeout_s: float | None, *, is_shared: bool) -> None:
         """Begins to count the time. `is_shared`: no thread waits for it at once."""
@@ -39,6 +45,18 @@ class PendingCall:
     @property
     def where(self) -> str:
         return f"{self.server_name}: {self._method}"
+
+    def begin_record(self, numbers: MethodNumbers, tag: int = 0) -> None:
+        """Counts the call, from now until it ends; a stream, until that is over."""
+        self.began = time.perf_counter()
+        self.record = numbers.begin(self.began, tag, 0, get_ident())
+        self.numbers = numbers
+
+    def end_record(self, how: int = Kind.END) -> None:
+        """Records the end. A second one does nothing."""
+        numbers = vars(self).pop("numbers", None)
+        if numbers is not None:
+            numbers.end(self.record, self.began, how=how)
 
     def wait_until(self, deadline: float | None) -> bool:
         """Waits until a monotonic time at most; returns whether the answer is here."""
@@ -108,6 +126,8 @@ class PendingCall:
                 ends_with = self.timeout_error()
         if self.outcome is not None or vars(self).setdefault("outcome", ends_with) is not ends_with:
             return False
+        if not isinstance(ends_with, Items):
+            self.end_record(how_ended(ends_with))
         self._note_end()
         self._call_back()
         return ends_with is outcome

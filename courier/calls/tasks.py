@@ -398,10 +398,12 @@ class AsyncGeneratorItems(Items):
         except asyncio.CancelledError as error:
             if self._task.cancelled:
                 raise
+            self.has_failed = True
             return Failure.of(error, skip_frames=1)
         except BaseException as error:
             if is_own_end(error):
                 raise
+            self.has_failed = True
             return Failure.of(error, skip_frames=1)
 
     def _end(self, done: "Future[Any]") -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from courier.calls.outcomes import BUSY, STOPPING, End, Item, Items, Kind, Value, read
 from courier.calls.pending import PendingCall
+from courier.calls.records import how_ended
 from courier.client._link import Exchange, Link
 from courier.client.options import ClientOptions
 from courier.errors import (
@@ -122,6 +123,9 @@ class WireCall(PendingCall, Exchange):
             self.settle(error)
             return
         link.begin(self, kind, meta, arguments, at_once=at_once)
+        numbers = self.numbers
+        if numbers is not None:
+            numbers.sent(self.record, link.tag, self.number)
         if self.was_given_up:
             # Cancelled meanwhile, perhaps before it was sent.
             link.forget(self.number)
@@ -237,7 +241,7 @@ class WireStream(Items, Exchange):
             return End()
         while not self._frames:
             if self._error is not None:
-                self._over = True
+                self._finish(how_ended(self._error))
                 raise self._error
             if self._over:
                 raise CallCancelledError(f"{self._call.where}: the stream was closed")
@@ -257,12 +261,13 @@ class WireStream(Items, Exchange):
             taken = item_weight(item.parcel)
             self._link.post(Kind.MORE, self.number, Parcel(taken.to_bytes(8, "little")))
         else:
-            self._finish()
+            self._finish(item.kind)
         return item
 
-    def _finish(self) -> None:
+    def _finish(self, how: int = End.kind) -> None:
         self._over = True
         self._link.forget(self.number)
+        self._call.end_record(how)
 
     def close(self) -> None:
         if self._over:

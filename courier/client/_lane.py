@@ -11,12 +11,13 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from courier.calls import records
 from courier.calls.dispatch import LIST_METHODS
 from courier.calls.pending import PendingCall
 from courier.client._background_reader import BACKGROUND_READER
 from courier.client._calls import WireCall
 from courier.client._dialing import SpeechlessError, dial
-from courier.client._link import Link, seconds_until
+from courier.client._link import Counted, Link, seconds_until
 from courier.client.local import SERVERS, InProcess, LocalCall, server_at
 from courier.client.options import ClientOptions
 from courier.errors import (
@@ -57,6 +58,9 @@ class Lane:
         #: Whether calls fail, instead of waiting, where no server answers, as `stop_waiting` asks.
         self.stopped_waiting = False
         self._closed = False
+        #: What its calls are counted for.
+        self._scope = records.SCOPE.get()
+        self._numbers: dict[str, records.MethodNumbers] = {}
         self._start_anew()
         survive(self)
 
@@ -100,7 +104,7 @@ class Lane:
                 if self.options.address != options.address:
                     continue  # moved meanwhile
                 self._calls.add(call)
-            if call.begin(args, kwargs, blocking=blocking):
+            if call.begin(args, kwargs, self._numbers_of(method), blocking=blocking):
                 return call
             break
         arguments = pack((args, kwargs))
@@ -110,13 +114,24 @@ class Lane:
         """As `send` for a caller that waits; the result if it came at once, in this thread."""
         link = self._link
         if link is not None:
-            answer = link.ask(method, arguments, self._open_call)
+            numbers = self._numbers.get(method) or self._numbers_of(method)
+            answer = link.ask(method, arguments, numbers, self._open_call)
             if answer is not None:
                 return answer
         return self.send(method, arguments, None, blocking=True)
 
-    def _open_call(self, method: str, arguments: Parcel, link: Link, number: int) -> WireCall:
+    def _numbers_of(self, method: str) -> records.MethodNumbers:
+        numbers = self._numbers.get(method)
+        if numbers is None:
+            server = self.options.name or self.options.address
+            numbers = self._numbers[method] = records.numbers_of(self._scope, server, method)
+        return numbers
+
+    def _open_call(
+        self, method: str, arguments: Parcel, link: Link, number: int, counted: Counted
+    ) -> WireCall:
         call = WireCall(self, method, arguments, None, is_shared=False)
+        call.numbers, call.record, call.began = counted
         call.link, call.number, call.is_ready = link, number, False
         return call
 
@@ -135,6 +150,7 @@ class Lane:
         call = WireCall(self, method, arguments, timeout_s, is_shared=not blocking)
         if waits is not None:
             call.waits = waits
+        call.begin_record(self._numbers_of(method))
         link = self._link
         try:
             if link is not None and link.refresh():

@@ -27,6 +27,7 @@ from time import monotonic
 from typing import ParamSpec, Protocol, TypeVar
 
 from courier.calls.outcomes import Kind, Value
+from courier.calls.records import MethodNumbers, how_ended
 from courier.errors import CourierError, ServerLostError
 from courier.threads.abandoned import leave
 from courier.threads.locks import Lock
@@ -98,8 +99,10 @@ class Reader(Protocol):
 
 
 E = TypeVar("E", bound=Exchange)
+#: A call as it is counted, its record, and when it began.
+Counted = tuple[MethodNumbers, int, float]
 #: Makes the exchange of a sent call that was not answered at once, from its link and number.
-OpenCall = Callable[[str, Parcel, "Link", int], E]
+OpenCall = Callable[[str, Parcel, "Link", int, Counted], E]
 P = ParamSpec("P")
 
 
@@ -115,6 +118,7 @@ class Link:
     ) -> None:
         """Takes over a connection; `on_end` is called once, when no new calls can begin here."""
         self._channel = channel
+        self.tag = channel.tag
         self.idempotent = idempotent
         self._on_end = on_end
         self._reader = reader
@@ -179,7 +183,9 @@ class Link:
 
     # Sending
 
-    def ask(self, method: str, arguments: Parcel, open_call: "OpenCall[E]") -> Parcel | E | None:
+    def ask(
+        self, method: str, arguments: Parcel, numbers: MethodNumbers, open_call: "OpenCall[E]"
+    ) -> Parcel | E | None:
         """Sends a call and reads its answer, if no other thread uses the connection.
 
         A call that is answered while its caller waits needs no entry in the shared table. Returns
@@ -187,7 +193,8 @@ class Link:
         sent.
         """
         channel = self._channel
-        number = 0
+        number = record = 0
+        now = monotonic()
         exchange: E | None = None
         leads: list[int] = []
         me = get_ident()
@@ -196,7 +203,6 @@ class Link:
             if me not in leads or self._open or channel.unsent_bytes or channel.busy:
                 return None
             self.leads += 1
-            now = monotonic()
             if now - self._used_at > _REST_S:
                 self._read_all()
             self._used_at = now
@@ -205,13 +211,16 @@ class Link:
             kind, meta = call_meta(method, None)
             number = next(self._numbers)
             came: SmallFrame | list[Frame] | None = []
-            if channel.send(kind, number, arguments, meta):
+            is_sent = channel.send(kind, number, arguments, meta)
+            record = numbers.begin(now, channel.tag, number, me)
+            if is_sent:
                 channel.carrier.arrived.clear()  # nothing has come yet: a Ctrl-C now does no harm
                 self._spin.look(self._look)
                 came = channel.receive(wait=True)
                 if not channel.carrier.hides_arrivals:
                     if isinstance(came, tuple):
                         if came[0] == Value.kind and came[1] == number:
+                            numbers.end(record, now)
                             return Parcel(came[3])
                     elif came and len(came) == 1:
                         (frame,) = came
@@ -220,8 +229,10 @@ class Link:
                                 channel.check()
                             except BrokenError as error:
                                 self.fail(f"the connection broke: {error}")
+                            numbers.end(record, now)
                             return frame.parcel
-            exchange = self._open[number] = open_call(method, arguments, self, number)
+            counted = numbers, record, now
+            exchange = self._open[number] = open_call(method, arguments, self, number, counted)
             self._take(came)
             if channel.carrier.hides_arrivals:
                 self._read_all()
@@ -229,9 +240,13 @@ class Link:
             return None  # `begin` finds out why
         except BrokenError as error:
             if exchange is None:
-                exchange = self._open[number] = open_call(method, arguments, self, number)
+                record = record or numbers.begin(now, channel.tag, number, me)
+                counted = numbers, record, now
+                exchange = self._open[number] = open_call(method, arguments, self, number, counted)
             self.fail(f"the connection broke: {error}")
-        except BaseException:
+        except BaseException as error:
+            if record and exchange is None:
+                numbers.end(record, now, how=how_ended(error))
             if number:
                 self._break_off()
                 self.post(Kind.CANCEL, number, Parcel(b""))

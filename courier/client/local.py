@@ -11,10 +11,12 @@ import time
 import weakref
 from typing import Any, Protocol
 
+from courier.calls import records
 from courier.calls.context import CallContext
 from courier.calls.dispatch import FAST_S, Dispatcher, MethodCosts
 from courier.calls.outcomes import BUSY, End, Given, Item, Items, Later, Outcome, Value
 from courier.calls.pending import PendingCall
+from courier.calls.records import MethodNumbers, how_ended
 from courier.client.options import ClientOptions
 from courier.errors import CourierError, ServerLostError
 from courier.threads import clock
@@ -85,7 +87,7 @@ class LocalCall(PendingCall):
         super().__init__(method, timeout_s, is_shared=False)
         self._server_name = server_name
         self._server = server
-        self._context = CallContext(
+        self.context = CallContext(
             method, f"process {os.getpid()}, which is the server's own", timeout_s
         )
         self._done: Event | None = None
@@ -98,7 +100,14 @@ class LocalCall(PendingCall):
     def server_name(self) -> str:
         return self._server_name
 
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, blocking: bool) -> bool:
+    def begin(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        numbers: MethodNumbers,
+        *,
+        blocking: bool,
+    ) -> bool:
         """Runs the method, here or in the server's pool; False if the server has stopped."""
         server = self._server
         copies = server.in_process is InProcess.COPY
@@ -113,7 +122,9 @@ class LocalCall(PendingCall):
 
         if not server.begin(self):
             return False
-        may_stay = blocking and self.deadline is None and server.costs.of(self._method) < FAST_S
+        self.begin_record(numbers, records.own_tag)
+        self.context.tag, self.context.number = records.own_tag, self.record & 0xFFFF_FFFF
+        may_stay = blocking and self.deadline is None and server.costs[self._method] < FAST_S
         if may_stay and _is_plain_thread() and server.handlers.enter():
             try:
                 run()
@@ -121,6 +132,7 @@ class LocalCall(PendingCall):
                 server.handlers.leave()
             return True
         self._done = Event()
+        self.context.came = time.perf_counter()
         if not server.handlers.try_submit(run):
             server.end(self)
             self.settle(BUSY.error(self.where))
@@ -132,7 +144,7 @@ class LocalCall(PendingCall):
     def _run(self, arguments: Parcel | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.is_settled:
             return
-        server, context = self._server, self._context
+        server, context = self._server, self.context
         began = time.perf_counter()
         outcome: Outcome | Later
         if arguments is not None:
@@ -156,7 +168,7 @@ class LocalCall(PendingCall):
                 # No caller waits for it: the server need not, either.
                 self._server.end(self)
         else:
-            self._context.end()
+            self.context.end()
             self.settle(_own(outcome))
 
     def _take_late(self, outcome: Outcome) -> None:
@@ -180,7 +192,7 @@ class LocalCall(PendingCall):
     def _give_up(self, error: CourierError) -> bool:
         settled = self.settle(error)
         # Afterwards: a handler that sees it may answer, and the caller must not get that answer.
-        self._context.end()
+        self.context.end()
         if self._stream is not None:
             if not settled:
                 self._stream.give_up(error)
@@ -200,7 +212,7 @@ class _LocalStream(Items):
 
     def __init__(self, call: LocalCall, items: Items) -> None:
         self._server = call._server
-        self._context = call._context
+        self.context = call.context
         self._call = call
         self._items = items
         self._changed = Condition()
@@ -249,21 +261,23 @@ class _LocalStream(Items):
         with self._changed:
             if not self._over and self._error is None:
                 self._error = error
-                self._context.end()
+                self._call.end_record(how_ended(error))
+                self.context.end()
                 if not self._runs:
                     self._items.close()
                 self._server.end(self._call)
                 self._changed.notify_all()
 
     def close(self) -> None:
-        self._context.end()
+        self.context.end()
         with self._changed:
             if not self._over:
                 self._end()
 
     def _end(self) -> None:
         self._over = True
-        self._context.end()
+        self._call.end_record(how_ended(self._error or self._outcome or End))
+        self.context.end()
         # Not while a step runs: it closes when that has ended.
         if not self._runs:
             self._items.close()

@@ -325,6 +325,9 @@ class FrontDoor:
         timeout_s = remaining if remaining is not None and remaining < 1e8 else None
         call = CallContext(method, self._relay.peer_of(context.peer()), timeout_s)
         context.add_done_callback(lambda _: call.answered())
+        call.came = time.perf_counter()
+        self._engine.foreign.add(call)
+        context.add_done_callback(lambda _: self._engine.foreign.discard(call))
         return call
 
     def _park(self, session: bytes, what: Reply | Items, call: CallContext) -> bytes:

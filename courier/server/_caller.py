@@ -7,6 +7,7 @@ from typing import Protocol
 
 from courier.calls.context import CallContext
 from courier.calls.outcomes import Answer, Failure, Item, Items, Kind, Later, Refusal, Step, Value
+from courier.calls.records import note_peer
 from courier.errors import CourierError, ProtocolError
 from courier.threads.handler_pool import HandlerPool
 from courier.threads.locks import Lock
@@ -58,6 +59,7 @@ class ServedConnection:
         self._host = host
         self._channel = channel
         self.peer = channel.carrier.peer
+        note_peer(channel.tag, self.peer)
         #: Calls that run or wait, and generators that are open.
         self._calls: dict[int, CallContext] = {}
         self._streams: dict[int, _Stream] = {}
@@ -69,6 +71,9 @@ class ServedConnection:
 
     def fileno(self) -> int:
         return self._channel.carrier.fileno()
+
+    def open_calls(self) -> list[CallContext]:
+        return list(self._calls.values())
 
     @property
     def is_busy(self) -> bool:
@@ -88,6 +93,7 @@ class ServedConnection:
                 if isinstance(came, tuple) and came[0] == _CALL and not carrier.hides_arrivals:
                     _, number, meta, arguments = came
                     call = self._calls[number] = CallContext(method_of(meta), self.peer, None)
+                    call.tag, call.number = channel.tag, number
                     received = ReceivedCall(self, number, call, Parcel(arguments))
                     self._host.run(received, is_alone=True)
                     return  # if the method took long, another thread reads by now
@@ -109,6 +115,7 @@ class ServedConnection:
         if kind in _CALLS:
             method, timeout_s = frame.method()
             call = self._calls[number] = CallContext(method, self.peer, timeout_s)
+            call.tag, call.number = self._channel.tag, number
             self._host.run(ReceivedCall(self, number, call, frame.parcel))
         elif kind == Kind.CANCEL:
             with self._lock:

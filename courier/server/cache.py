@@ -12,6 +12,7 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from courier.calls.context import CallContext, enter_call
@@ -359,7 +360,10 @@ class CacheDispatcher(Dispatcher):
     def run(self, method: str, arguments: Parcel, call: CallContext) -> Answer | Later:
         if method in self._methods:
             return super().run(method, arguments, call)
-        return self._cache.answer(method, arguments, call)
+        numbers = self._numbers_of(method)
+        call.began = began = time.perf_counter()
+        record = numbers.begin(began, call.tag, call.number, get_ident())
+        return self._ended(self._cache.answer(method, arguments, call), call, numbers, record)
 
     def run_shared(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], call: CallContext

@@ -20,6 +20,7 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
 from courier._timing import Timing
+from courier.calls.context import CallContext
 from courier.calls.dispatch import FAST_S, VERY_FAST_S, Dispatcher, MethodCosts
 from courier.calls.outcomes import BUSY, STOPPING, Kind, Refusal
 from courier.server._caller import ReceivedCall, ServedConnection
@@ -96,6 +97,8 @@ class ConnectionServer:
         self._unproven: collections.OrderedDict[int, UnprovenPeer] = collections.OrderedDict()
         self._callers: dict[int, ServedConnection] = {}
         self._costs = costs
+        #: Calls that come by gRPC.
+        self.foreign: set[CallContext] = set()
         self._stopping = False
         self._over = False
         #: Whether its watcher is closed, whose descriptors may belong to other files by now.
@@ -238,14 +241,16 @@ class ConnectionServer:
         call = received.call
         if self._stopping:
             received.caller.answer(received.number, call, STOPPING, at_once=True)
-        elif self._costs.of(call.method) >= FAST_S:
+        elif self._costs[call.method] >= FAST_S:
             self._run_aside(received)
         elif is_alone and not self._work:
             self._run_here(received)
         else:
+            call.came = perf_counter()
             self._work.append(received)
 
     def _run_aside(self, work: ReceivedCall) -> None:
+        work.call.came = perf_counter()
         if self.handlers.try_submit(lambda: self._run_in_pool(work)) is None:
             work.caller.answer(work.number, work.call, BUSY, at_once=True)
 
@@ -336,7 +341,7 @@ class ConnectionServer:
             return
         call, caller = work.call, work.caller
         me = self._poller
-        self._busy_since = began = perf_counter()
+        self._busy_since = call.began = began = perf_counter()
         if self._watch_sleeps:
             self._wake_watch()
         try:
@@ -352,7 +357,7 @@ class ConnectionServer:
             if not at_once:
                 self._dirty[caller] = None
             took_s = perf_counter() - began
-            if took_s > VERY_FAST_S or self._costs.of(call.method) > VERY_FAST_S:
+            if took_s > VERY_FAST_S or self._costs[call.method] > VERY_FAST_S:
                 self._costs.learn(call.method, took_s)
         except BaseException:  # noqa: BLE001 - the waiting caller gets the error
             caller.give_up()
@@ -438,6 +443,11 @@ class ConnectionServer:
         self._watcher.wake()  # the poller rejects unproven peers
         for caller in list(self._callers.values()):
             caller.say_goodbye()
+
+    def open_calls(self) -> list[CallContext]:
+        """Returns calls that run or wait, and streams that are open."""
+        callers = list(self._callers.values())
+        return [*self.foreign, *(call for caller in callers for call in caller.open_calls())]
 
     @property
     def is_idle(self) -> bool:

@@ -4,11 +4,13 @@ import contextlib
 import enum
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 from courier._timing import DEFAULT, Timing
 from courier.calls.dispatch import Dispatcher, MethodCosts
+from courier.calls.records import QUEUES
 from courier.client.client import Client
 from courier.client.local import InProcess, LocalCall, announce, withdraw
 from courier.errors import AddressInUseError, ServerStateError, UnprotectedServerError
@@ -232,8 +234,21 @@ class Server:
             self._grpc.engine = self._host
             self._host.start()
             self._stage = _ServerStage.STARTED
+        QUEUES.add(self)
         if self.in_process is not InProcess.WIRE:
             announce(self.address, self)
+
+    def queued(self) -> Counter[str]:
+        """Returns of each method how many calls wait for a thread. For the numbers of calls."""
+        calls = [] if self._host is None else self._host.open_calls()
+        with self._lock:
+            calls += [call.context for call in self._local_calls]
+        return Counter(call.method for call in calls if not call.began)
+
+    @property
+    def scope(self) -> object:
+        """What calls are counted for. For the numbers of calls."""
+        return self.dispatcher.scope
 
     def _listen(self) -> socket.socket:
         if self._listener is None:

@@ -1,6 +1,7 @@
 """A channel sends and receives frames over one proven connection, on either side."""
 
 import collections
+import hashlib
 import os
 import threading
 from collections.abc import Sequence
@@ -67,6 +68,9 @@ class Channel:
     ) -> None:
         """Wraps a carrier whose peer has proved itself. The keys seal frames, if it is exposed."""
         self.carrier = carrier
+        #: The same number on both sides, which tells nothing of the keys.
+        both = hashlib.blake2b(min(receive_key, send_key), digest_size=4, person=b"courier tag")
+        self.tag = int.from_bytes(both.digest(), "little")
         shares = carrier.passes_descriptors and AVAILABLE
         self._pool = SegmentPool(timing.segment_idle_s) if shares else None
         self._map = SegmentMap(carrier.take_descriptors) if shares else None

@@ -129,6 +129,8 @@ class NodeRuntime:
         self.setup = setup
         self.table = table
         self.has_process = has_process
+        #: What its calls are counted for, where nodes share a process.
+        self._calls = object()
         self._post = post
         #: Set when the node is asked to end, and when it has ended.
         self.stop_event = threading.Event()
@@ -414,6 +416,10 @@ class NodeRuntime:
     def _all_servers(self) -> "list[courier.Server]":
         return [server for runtime in self._with_parts() for server in runtime._servers]
 
+    def call_scopes(self) -> list[object]:
+        """Returns what calls of this node and its parts are counted for."""
+        return [runtime._calls for runtime in self._with_parts()]
+
     def end_with_node(self, end: Callable[[], object]) -> None:
         """Registers a function to call when the node's code has ended, maybe in another thread."""
         self._ends.append(end)
@@ -421,7 +427,7 @@ class NodeRuntime:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Makes this the runtime of the current thread in a block."""
-        token = _current.set(self)
+        token, scope = _current.set(self), lowlevel.call_records.SCOPE.set(self._calls)
         enter_table(self.table)
         tell_shortly(_is_stopping)
         with _active_lock:
@@ -440,6 +446,8 @@ class NodeRuntime:
                 for end in self._ends:
                     rest.callback(end)
             _current.reset(token)
+            lowlevel.call_records.SCOPE.reset(scope)
+            lowlevel.call_records.forget(self._calls)
 
 
 _current: contextvars.ContextVar[NodeRuntime | None] = contextvars.ContextVar(

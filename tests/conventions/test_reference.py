@@ -35,6 +35,7 @@ _WITHOUT = {
     lowlevel.Pickler,
     lowlevel.Tasks,
     lowlevel.bound,
+    lowlevel.call_records,
     lowlevel.names_in,
     lowlevel.require_running_clock,
     lowlevel.shortened,

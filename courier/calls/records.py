@@ -1,0 +1,250 @@
+"""What this process has called, and has answered: numbers by method, and the newest calls in a ring.
+
+The ring lies in memory that may outlive the process (`keep_in`), so that another one reads after a
+SIGKILL what was going on. It has no arguments and no results. A call costs half a microsecond here,
+so there are no locks: `next` of a counter, `pack_into` and `+=` on an attribute are each one step of
+an interpreter with a lock.
+"""
+
+import contextvars
+import itertools
+import mmap
+import os
+import struct
+import weakref
+from collections import Counter
+from collections.abc import Collection
+from math import frexp
+from time import perf_counter
+from typing import Any, Protocol
+
+from courier.errors import (
+    CallCancelledError,
+    CallTimeoutError,
+    ServerBusyError,
+    ServerLostError,
+    ServerUnreachableError,
+)
+from courier.threads.locks import Lock
+
+#: What the calls of this context belong to: where several nodes share a process, which node.
+SCOPE: contextvars.ContextVar[object] = contextvars.ContextVar("courier_scope", default=None)
+
+#: Begin, connection, number there, thread, method, seconds, end.
+_RECORD = struct.Struct("<dIIQHfBx")
+#: Of these, what is known only when the call was sent, and when it has ended.
+_SENT, _SENT_AT = struct.Struct("<II"), 8
+_END, _END_AT = struct.Struct("<fB"), 26
+_write, _write_sent, _write_end = _RECORD.pack_into, _SENT.pack_into, _END.pack_into
+_RING_BYTES = _RECORD.size << 16
+_MASK = _RING_BYTES - 1
+#: Names of methods, by their index, and then those of peers, by the tags of their connections.
+_NAME = struct.Struct("<IB123s")
+_NAMES = 2048
+_PEERS_AT = _NAMES * _NAME.size
+_RING_AT = 2 * _PEERS_AT
+#: Bytes of the memory; what is never written takes no room.
+MEMORY_BYTES = _RING_AT + _RING_BYTES
+_SERVED, _MADE, _PEER = 1, 2, 3
+#: Counts by power of two of microseconds: up to years.
+_DELAYS = 48
+_VALUE, _END_OF_STREAM = 16, 24
+#: How calls end, by the kinds of outcomes, and numbers below those for errors of connections.
+_ENDS = {
+    0: "runs",
+    1: "timed out",
+    2: "cancelled",
+    3: "server lost",
+    4: "server unreachable",
+    5: "failed",
+    16: "ok",
+    17: "raised",
+    18: "unknown method",
+    19: "unpicklable result",
+    20: "bad arguments",
+    21: "server busy",
+    22: "server stops",
+    24: "ok",
+}
+_ERRORS = (
+    (CallTimeoutError, 1),
+    (CallCancelledError, 2),
+    (ServerLostError, 3),
+    (ServerUnreachableError, 4),
+    (ServerBusyError, 21),
+)
+
+_memory: mmap.mmap | None = None
+#: The ring in it; memory that is never read until there are numbers.
+_ring = memoryview(bytearray())
+#: A record is known by how many bytes came before it.
+_count = itertools.count(_RECORD.size, _RECORD.size)
+_newest = 0
+_peers = itertools.count()
+_lock = Lock()
+_all: "dict[int, MethodNumbers]" = {}
+_by_key: "dict[tuple[object, str | None, str], MethodNumbers]" = {}
+#: In place of the connection, for calls inside this process.
+own_tag = 0
+
+
+class _Queues(Protocol):
+    @property
+    def scope(self) -> object: ...
+
+    def queued(self) -> Counter[str]: ...
+
+
+#: Servers of this process.
+QUEUES: "weakref.WeakSet[_Queues]" = weakref.WeakSet()
+
+
+class MethodNumbers:
+    """The numbers of one method: of its calls here, or to one server.
+
+    Made by `numbers_of`. An update is lost only where threads run without the interpreter's lock.
+    """
+
+    __slots__ = ("_begun", "_delays", "_errors", "_seconds", "after", "index", "key")
+
+    def __init__(self, key: tuple[object, str | None, str], index: int) -> None:
+        #: The scope, the server (None: of this process), and the method.
+        self.key = key
+        self.index = index
+        #: The index may have been of another one up to this record.
+        self.after = _newest
+        self._begun = self._errors = 0
+        self._seconds = 0.0
+        self._delays = [0] * _DELAYS
+
+    def begin(self, now: float, tag: int, number: int, thread: int) -> int:
+        """Records that a call begins, `now` as of `perf_counter`; returns its record."""
+        global _newest
+        _newest = record = next(_count)
+        self._begun += 1
+        _write(_ring, record & _MASK, now, tag, number, thread, self.index, 0.0, 0)
+        return record
+
+    def sent(self, record: int, tag: int, number: int) -> None:
+        """Records by which connection a call was sent, and under which number."""
+        if _newest - record < _RING_BYTES:
+            _write_sent(_ring, (record & _MASK) + _SENT_AT, tag, number)
+
+    def end(self, record: int, began: float, waited_s: float = 0.0, how: int = _VALUE) -> None:
+        """Records that a call has ended; `how`: the kind of its outcome, or see `how_ended`."""
+        took_s = perf_counter() - began
+        self._seconds += took_s
+        self._delays[frexp((took_s + waited_s) * 1e6)[1]] += 1
+        if how != _VALUE and how != _END_OF_STREAM:
+            self._errors += 1
+        if _newest - record < _RING_BYTES:
+            _write_end(_ring, (record & _MASK) + _END_AT, took_s, how)
+
+    def add_to(self, total: dict[str, Any]) -> None:
+        delays = list(self._delays)
+        total["calls"] += self._begun
+        total["errors"] += self._errors
+        total["seconds"] += self._seconds
+        total["running"] += max(0, self._begun - sum(delays))
+        total["delays"] = [a + b for a, b in zip(total["delays"], delays, strict=True)]
+
+    def _enter(self) -> None:
+        _, server, method = self.key
+        kind, text = (_SERVED, method) if server is None else (_MADE, f"{server}: {method}")
+        _write_name(self.index * _NAME.size, self.index, kind, text)
+
+    def forget(self) -> None:
+        self._begun = self._errors = 0
+        self._seconds = 0.0
+        self._delays = [0] * _DELAYS
+
+
+def numbers_of(scope: object, server: str | None, method: str) -> MethodNumbers:
+    """Returns the numbers of calls to a method of another server, or of one here (None)."""
+    key = (scope, server, method)
+    with _lock:
+        numbers = _by_key.get(key)
+        if numbers is None:
+            if _memory is None:
+                _use(mmap.mmap(-1, MEMORY_BYTES))
+            index = next((each for each in range(_NAMES - 1) if each not in _all), _NAMES - 1)
+            if index in _all:
+                return _all[index]
+            if index == _NAMES - 1:  # names that peers make up must not fill the memory
+                key = (None, None, "others")
+            numbers = _by_key[key] = _all[index] = MethodNumbers(key, index)
+            numbers._enter()
+        return numbers
+
+
+def forget(scope: object) -> None:
+    """Drops the numbers of what has ended."""
+    with _lock:
+        for key in [key for key in _by_key if key[0] is scope]:
+            numbers = _by_key.pop(key)
+            _all.pop(numbers.index, None)
+
+
+def note_peer(tag: int, peer: str) -> None:
+    """Notes which peer has the connection of a tag."""
+    if _memory is not None:
+        at = _PEERS_AT + next(_peers) % _NAMES * _NAME.size
+        _write_name(at, tag, _PEER, peer)
+
+
+def _write_name(at: int, key: int, kind: int, text: str) -> None:
+    _NAME.pack_into(_memory, at, key, kind, text.encode(errors="replace"))  # type: ignore[arg-type]
+
+
+def how_ended(outcome: object) -> int:
+    """Returns for `end` how a call ended: with an outcome, or an exception in its place."""
+    if isinstance(outcome, Exception):
+        return next((how for kind, how in _ERRORS if isinstance(outcome, kind)), 5)
+    return int(getattr(outcome, "kind", _VALUE))
+
+
+def keep_in(descriptor: int) -> None:
+    """Keeps the records of this process in memory of `MEMORY_BYTES`, which may outlive it."""
+    with _lock:
+        _use(mmap.mmap(descriptor, MEMORY_BYTES))
+
+
+def _use(memory: mmap.mmap) -> None:
+    global _memory, _ring, own_tag
+    _memory, _ring = memory, memoryview(memory)[_RING_AT:]
+    own_tag = int.from_bytes(os.urandom(4), "little")
+    for numbers in _all.values():
+        numbers._enter()
+
+
+def _survive_fork() -> None:
+    """Leaves the memory to the parent."""
+    global _lock
+    _lock = Lock()
+    if _memory is not None:
+        for numbers in _all.values():
+            numbers.forget()
+        _use(mmap.mmap(-1, MEMORY_BYTES))
+
+
+os.register_at_fork(after_in_child=_survive_fork)
+
+
+def call_numbers(scopes: Collection[object] | None = None) -> dict[str, dict[str, dict[str, Any]]]:
+    """Returns the numbers of all calls of this process, or of these scopes; see `lowlevel`."""
+    found: dict[str, dict[str, dict[str, Any]]] = {"served": {}, "made": {}}
+
+    def total(kind: str, name: str) -> dict[str, Any]:
+        empty = {"calls": 0, "errors": 0, "seconds": 0.0, "running": 0, "queued": 0}
+        return found[kind].setdefault(name, {**empty, "delays": [0] * _DELAYS})
+
+    for numbers in list(_all.values()):
+        scope, server, method = numbers.key
+        if (scopes is None or scope in scopes) and not method.startswith("__courier_"):
+            name = method if server is None else f"{server}: {method}"
+            numbers.add_to(total("served" if server is None else "made", name))
+    for queues in list(QUEUES):
+        if scopes is None or queues.scope in scopes:
+            for method, count in queues.queued().items():
+                total("served", method)["queued"] += count
+    return found
