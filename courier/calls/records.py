@@ -13,10 +13,10 @@ import os
 import struct
 import weakref
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from math import frexp
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from courier.errors import (
     CallCancelledError,
@@ -37,7 +37,8 @@ _SENT, _SENT_AT = struct.Struct("<II"), 8
 _END, _END_AT = struct.Struct("<fB"), 26
 _write, _write_sent, _write_end = _RECORD.pack_into, _SENT.pack_into, _END.pack_into
 _RING_BYTES = _RECORD.size << 16
-_MASK = _RING_BYTES - 1
+#: Its bits are the place of a record in the ring, and its number there if it has no other.
+MASK = _RING_BYTES - 1
 #: Names of methods, by their index, and then those of peers, by the tags of their connections.
 _NAME = struct.Struct("<IB123s")
 _NAMES = 2048
@@ -105,14 +106,14 @@ class MethodNumbers:
     Made by `numbers_of`. An update is lost only where threads run without the interpreter's lock.
     """
 
-    __slots__ = ("_begun", "_delays", "_errors", "_seconds", "after", "index", "key")
+    __slots__ = ("_begun", "_delays", "_errors", "_seconds", "born", "index", "key")
 
     def __init__(self, key: tuple[object, str | None, str], index: int) -> None:
         #: The scope, the server (None: of this process), and the method.
         self.key = key
         self.index = index
-        #: The index may have been of another one up to this record.
-        self.after = _newest
+        #: The index of earlier records is that of another method.
+        self.born = perf_counter()
         self._begun = self._errors = 0
         self._seconds = 0.0
         self._delays = [0] * _DELAYS
@@ -122,13 +123,13 @@ class MethodNumbers:
         global _newest
         _newest = record = next(_count)
         self._begun += 1
-        _write(_ring, record & _MASK, now, tag, number, thread, self.index, 0.0, 0)
+        _write(_ring, record & MASK, now, tag, number, thread, self.index, 0.0, 0)
         return record
 
     def sent(self, record: int, tag: int, number: int) -> None:
         """Records by which connection a call was sent, and under which number."""
         if _newest - record < _RING_BYTES:
-            _write_sent(_ring, (record & _MASK) + _SENT_AT, tag, number)
+            _write_sent(_ring, (record & MASK) + _SENT_AT, tag, number)
 
     def end(self, record: int, began: float, waited_s: float = 0.0, how: int = _VALUE) -> None:
         """Records that a call has ended; `how`: the kind of its outcome, or see `how_ended`."""
@@ -138,7 +139,7 @@ class MethodNumbers:
         if how != _VALUE and how != _END_OF_STREAM:
             self._errors += 1
         if _newest - record < _RING_BYTES:
-            _write_end(_ring, (record & _MASK) + _END_AT, took_s, how)
+            _write_end(_ring, (record & MASK) + _END_AT, took_s, how)
 
     def add_to(self, total: dict[str, Any]) -> None:
         delays = list(self._delays)
@@ -248,3 +249,94 @@ def call_numbers(scopes: Collection[object] | None = None) -> dict[str, dict[str
             for method, count in queues.queued().items():
                 total("served", method)["queued"] += count
     return found
+
+
+class RecordedCall(NamedTuple):
+    """A call of the ring.
+
+    Attributes:
+        began: When, as of `perf_counter` of that machine.
+        seconds: How long it took; 0 if it runs.
+        is_served: Whether it was answered, not made, there.
+        peer: The server, or where the caller is.
+        method: Its name.
+        end: How it ended.
+        thread: The ident of the thread where it began.
+        tag, number: The same on both sides; 0 if unknown.
+    """
+
+    began: float
+    seconds: float
+    is_served: bool
+    peer: str
+    method: str
+    end: str
+    thread: int
+    tag: int
+    number: int
+
+    def describe(self, now: float) -> str:
+        """Returns a line for people, with the seconds before `now`."""
+        verb, to = ("answered", "for") if self.is_served else ("called", "of")
+        took = "" if self.end == "runs" else f" within {1e3 * self.seconds:.3f} ms"
+        return f"{self.began - now:+.6f} s  {verb} {self.method} {to} {self.peer}: {self.end}{took}"
+
+
+def newest_calls(
+    most: int, scopes: Collection[object] | None = None, since: float = 0.0
+) -> list[RecordedCall]:
+    """Returns the newest calls of this process, the oldest first; `scopes` as in `call_numbers`.
+
+    `since`: only those that ran at that time of `perf_counter`, or later.
+    """
+    calls: list[RecordedCall] = []
+    for index, call in () if _memory is None else _read(_memory):
+        numbers = _all.get(index)
+        is_wanted = numbers is not None and call.began >= numbers.born and "__" not in call.method
+        if is_wanted and (scopes is None or numbers.key[0] in scopes):  # type: ignore[union-attr]
+            if call.end == _ENDS[0] or call.began + call.seconds >= since:
+                calls.append(call)
+    return _newest_of(calls, most)
+
+
+def calls_in(descriptor: int, most: int) -> list[RecordedCall]:
+    """Returns the newest calls of a process that has ended; see `keep_in`."""
+    with mmap.mmap(descriptor, MEMORY_BYTES, prot=mmap.PROT_READ) as memory:
+        return _newest_of((call for _, call in _read(memory)), most)
+
+
+def _newest_of(calls: Iterable[RecordedCall], most: int) -> list[RecordedCall]:
+    return sorted(calls)[-most:] if most else []
+
+
+def _read(memory: mmap.mmap) -> Iterator[tuple[int, RecordedCall]]:
+    """Yields all calls of a memory, each with the index of its method."""
+    methods: dict[int, tuple[bool, str, str]] = {}
+    peers: dict[int, str] = {}
+    for key, kind, data in _NAME.iter_unpack(memory[:_RING_AT]):
+        # A process that crashed may have written anything.
+        text = "".join(filter(str.isprintable, data.rstrip(b"\0").decode(errors="replace")))
+        if kind == _PEER:
+            peers[key] = text
+        elif kind:
+            server, _, method = text.rpartition(": ")
+            methods[key] = kind == _SERVED, server, method
+    for position, record in enumerate(_RECORD.iter_unpack(memory[_RING_AT:])):
+        began, tag, number, thread, index, took_s, end = record
+        if not began and position:
+            break  # it was never full
+        if began > 0 and index in methods:
+            is_served, server, method = methods[index]
+            peer = peers.get(tag, "this process") if is_served else server
+            call = RecordedCall(
+                began,
+                took_s,
+                is_served,
+                peer,
+                method,
+                _ENDS.get(end, "?"),
+                thread,
+                tag,
+                number or position * _RECORD.size,
+            )
+            yield index, call

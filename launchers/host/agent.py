@@ -49,6 +49,7 @@ from launchers.host.relay import RELAYED, Relay
 from launchers.host.stacks import (
     STACKS_SIGNAL,
     has_stacks,
+    last_calls,
     open_stacks,
     read_stacks,
     write_stacks_on_signal,
@@ -758,6 +759,7 @@ class Agent:
             out_of_memory=worker.out_of_memory,
             dead_s=time.monotonic() - worker.died_at,
             unasked=not worker.asked,
+            calls=last_calls(worker.stacks_fd) if worker.status or worker.owes_stacks else [],
         )
         worker.close()
 

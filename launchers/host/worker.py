@@ -14,7 +14,7 @@ import threading
 from typing import NamedTuple, NoReturn
 
 from courier import ExceptionReport, dumps
-from courier.lowlevel import loaded_module, surviving
+from courier.lowlevel import call_records, loaded_module, surviving
 from launchers.host.link import FrameDecoder, LinkFrame, read_some, write_all
 from launchers.host.stacks import write_stacks
 from launchers.host.sweep import name_process
@@ -200,6 +200,7 @@ def run_worker(data: bytes, control_fd: int, stacks_fd: int) -> int:
     """Runs the node of an encoded `Payload`; returns the exit code. The socket is blocking."""
     if (coverage := loaded_module("coverage")) and (counts := coverage.Coverage.current()):
         atexit.register(counts.save)  # as coverage itself did before the fork
+    call_records.keep_in(stacks_fd)
     link, stream = _LinkToAgent(control_fd), io.BytesIO(data)
     setup: NodeSetup = pickle.load(stream)
     name_process(setup.name, f"{setup.name} of {setup.program}")

@@ -289,4 +289,6 @@ def _shortened(end: ProgramEnd) -> Iterator[ProgramEnd]:
 
 def _headline_of(failure: NodeFailure) -> NodeFailure:
     summary = failure.summary[:_HEADLINE_CHARACTERS]
-    return replace(failure, summary=summary, report=None, last_output="", stacks="", restarts=())
+    return replace(
+        failure, summary=summary, report=None, last_output="", stacks="", calls="", restarts=()
+    )

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import queue
+import re
 import signal
 import subprocess
 import threading
@@ -52,7 +53,9 @@ from launchpad_lite.life.events import (
     from_fields,
     to_fields,
 )
+from launchpad_lite.life.result import MOST_CALLS
 from launchpad_lite.parts.log_file import log_path
+from launchpad_lite.parts.private_files import make_folder, write_private
 
 if TYPE_CHECKING:
     from launchers.host.grant import Grant
@@ -73,6 +76,7 @@ _ANSWER_S = 20.0  # seconds that an agent has to answer a question about its hos
 #: Seconds after which a thread that waits for an answer notices that the program is to end.
 _LOOK_S = 0.1
 _NEVER = -1  # the attempt of a node that was not started here, so that it is not lost with the host
+_PROCESS = re.compile(r"process (\d+) of this machine")  # a peer in the records of calls
 _LINK_BROKE = 255  # exit code of ssh when the connection failed
 
 
@@ -390,6 +394,7 @@ class AgentHost:
         if self._console is not None:
             self._console.finish(node)
         failure = None
+        calls = self._keep_calls(node, frame["calls"])
         if status != 0:
             failure = NodeFailure.of_exit(
                 node,
@@ -404,10 +409,22 @@ class AgentHost:
             frame["attempt"],
             failure,
             self._stacks.get(node, ""),
+            "\n".join(calls[-MOST_CALLS:]),
             dead_s=frame["dead_s"],
             unasked=frame["unasked"],
             wants_restart=status == os.EX_TEMPFAIL,
         )
+
+    def _keep_calls(self, node: str, calls: Sequence[str]) -> list[str]:
+        """Writes the last calls of a worker beside its log; returns them with names of nodes."""
+        nodes = {str(pid): name for name, pid in self._pids.items()}
+        named = [_PROCESS.sub(lambda it: nodes.get(it[1], it[0]), each) for each in calls]
+        path = log_path(self._log_dir, node).with_suffix(".calls.txt")
+        with contextlib.suppress(OSError):  # a full disk must not end the program
+            if named:
+                make_folder(path.parent)
+                write_private(path, "\n".join([*named, ""]).encode(errors="replace"))
+        return named
 
     # What the supervisor asks for
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import courier
 from launchpad_lite.cli._report import write_report
 from launchpad_lite.errors import LaunchError, ProgramPathError
+from launchpad_lite.launching.call_trace import take_trace
 from launchpad_lite.launching.flame_graph import take_profile
 from launchpad_lite.launching.registry import Inspector, RegistryEntry, running_programs
 from launchpad_lite.launching.status_table import render_status, text_table
@@ -28,6 +29,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "stack": ("json",),
     "why": ("json",),
     "profile": ("seconds", "output"),
+    "trace": ("seconds", "output"),
     "attach": (),
     "report": ("output",),
     "top": (),
@@ -35,6 +37,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 }
 #: Seconds between two reads of followed logs.
 _FOLLOW_S = 0.2
+_PROFILE_S = 5.0
 _ANSWER_S = 10.0  # seconds that the debugger of a node has to answer
 
 
@@ -43,7 +46,7 @@ class AskOptions(NamedTuple):
 
     follow: bool = False  # go on until the program ends
     json: bool = False  # print JSON
-    seconds: float = 5.0  # of a profile
+    seconds: float = 0.0  # of a profile, or a trace; 0: as many as is usual
     output: str = ""  # a file to write
     port: int = 0  # of a page; 0: any
 
@@ -144,10 +147,18 @@ def ask(
         print(shown(write_report(inspector, log_dir, options.output)), end="")  # noqa: T201
     elif command == "profile":
         try:
-            found = take_profile(inspector.ask, [*chosen], options.seconds, options.output or None)
+            found = take_profile(
+                inspector.ask, [*chosen], options.seconds or _PROFILE_S, options.output or None
+            )
         except ValueError as error:
             raise ProgramPathError(str(error)) from None
         print(shown(found))  # noqa: T201
+    elif command == "trace":
+        hosts = {each.name: each.host for each in known if each.name in chosen}
+        try:
+            print(shown(take_trace(inspector.ask, hosts, options.seconds, options.output)))  # noqa: T201
+        except ValueError as error:
+            raise ProgramPathError(str(error)) from None
     elif command == "attach":
         if len(chosen) != 1:
             raise LaunchError(f"{title}; `attach` looks into one node, not {', '.join(chosen)}")

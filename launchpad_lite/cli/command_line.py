@@ -72,6 +72,8 @@ which, if there are several), and NODE is label or label[replica]:
   attach   open a debugger in one node: look at the variables of its threads, which run on
   profile  show where threads spend their time; --seconds=5; --output=FILE (.svg, .html,
            .speedscope.json, .txt) writes a flame graph, for speedscope, or folded stacks
+  trace    write the newest calls of its nodes to --output=FILE (.json, .json.gz), for
+           https://ui.perfetto.dev; --seconds=N: those of the last seconds
   top      show what its nodes do, as a table that is renewed; with the extra `top`, keys show more
   dashboard  serve a page of it on this machine, at --port=N or any; the folder of a run that has ended
            may stand in place of PROGRAM
@@ -123,7 +125,7 @@ def run_script(make_program: Callable[..., Program], **options: Any) -> NoReturn
     The command line may hold flags (ours and those that the script defines with absl), arguments of
     `make_program` by name (converted to its annotations or defaults), options of the launcher, and a
     command, first or after `--name=value`: `run` (the default), `plan`, `render`, `emit`, one for
-    programs that run already (`status`, `logs`, `stack`, `why`, `stop`, `profile`, `attach`,
+    programs that run already (`status`, `logs`, `stack`, `why`, `stop`, `profile`, `trace`, `attach`,
     `report`, `top`, `dashboard`), `restore` or `doctor`. It refuses unknown arguments, and answers `--help` and
     `--version`. The exit code is the program's.
 

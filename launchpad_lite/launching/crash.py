@@ -41,6 +41,9 @@ def write_crash_report(
 
 def _report(result: ProgramResult) -> str:
     parts = [description(alike) for alike in gathered(result.failures)]
+    for each in result.failures:
+        if each.report is not None:  # the others have told it
+            parts += [f"{each.node}: {calls}" for calls in each.last_calls()]
     if result.restarts:
         parts.append("\n".join(["Restarts:", *(each.describe() for each in result.restarts)]))
     if result.killed:

@@ -54,6 +54,7 @@ class Ended(_NodeEvent):
 
     failure: NodeFailure | None = None  # how it failed; None if it ended well
     stacks: str = ""  # the stacks of its threads before, if known
+    calls: str = ""  # its last calls, if known
     #: Whether no restart can help, whatever its policy: no host is left for it.
     for_good: bool = False
     dead_s: float = 0.0  # seconds since its death, in which its child processes could end

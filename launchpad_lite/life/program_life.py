@@ -379,7 +379,7 @@ class ProgramLife:
         worker.failed_by_itself |= worker.fails_by_itself(unasked=event.unasked)
         worker.asked_to_leave |= event.wants_restart
         forced = node.stage in (_NodeStage.TERMINATED, _NodeStage.KILLED)
-        failure = self._judge(node, worker.failing or event.failure, event.stacks)
+        failure = self._judge(node, worker.failing or event.failure, event)
         verdict, worker.verdict = worker.verdict, None
         self._enter(node, _NodeStage.ENDED)
         if worker.reported:
@@ -406,16 +406,16 @@ class ProgramLife:
         return self._note_failure(self._with_history(node, failure, died_at), now)
 
     def _judge(
-        self, node: _NodeLife, failure: NodeFailure | None, stacks: str
+        self, node: _NodeLife, failure: NodeFailure | None, event: Ended
     ) -> NodeFailure | None:
         """Returns how a node failed; our reason for ending it says more than its exit status."""
         if node.worker.failed is not None:
-            return replace(node.worker.failed, stacks=stacks)
+            return replace(node.worker.failed, stacks=event.stacks)
         verdict = node.worker.verdict
         if verdict is None:
-            return failure
-        failure = failure or verdict
-        return replace(failure, summary=verdict.summary, stacks=stacks, is_consequence=False)
+            return failure and replace(failure, calls=event.calls)
+        failure = replace(failure or verdict, stacks=event.stacks, calls=event.calls)
+        return replace(failure, summary=verdict.summary, is_consequence=False)
 
     def _stamped(self, node: _NodeLife, failure: NodeFailure, now: float) -> NodeFailure:
         return replace(failure, attempt=node.attempt, at_s=now - self._launched_at)

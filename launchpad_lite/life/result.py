@@ -33,6 +33,8 @@ def advice_on(error: BaseException) -> str:
     return _ADVICE if is_process or is_thread else ""
 
 
+#: How many of the last calls of a node a failure shows.
+MOST_CALLS = 10
 #: The reason for ending a program whose result the script has.
 WORK_DONE = "the work that it was launched for is done"
 
@@ -59,6 +61,7 @@ class NodeFailure:
         is_consequence: Whether it failed only because another node was gone.
         last_output: The last lines it printed, if its process died without a report.
         stacks: Where its threads were, if it was hung.
+        calls: The last calls that it answered and made, a line each.
         attempt: How many restarts of the node came before.
         at_s: Seconds after the launch.
         restarts: Its restarts, if its policy allowed no more.
@@ -78,6 +81,7 @@ class NodeFailure:
     is_consequence: bool = False
     last_output: str = ""
     stacks: str = ""
+    calls: str = ""
     attempt: int = 0
     at_s: float = 0.0
     restarts: "tuple[Restart, ...]" = ()
@@ -134,6 +138,8 @@ class NodeFailure:
             parts.append(indented(self.report.traceback))
         if self.stacks:
             parts.append(f"Its threads were here:\n\n{indented(self.stacks)}")
+        if self.report is None:
+            parts += self.last_calls()
         if self.last_output:
             parts.append(f"The last lines it printed:\n\n{indented(self.last_output)}")
         if self.restarts:
@@ -143,6 +149,10 @@ class NodeFailure:
                 f"{lines}"
             )
         return parts
+
+    def last_calls(self) -> list[str]:
+        head = "Its last calls began, in seconds before its end:"
+        return [f"{head}\n\n{indented(self.calls)}"] if self.calls else []
 
 
 _MAX_NAMED = 3  # nodes of a lost host that a headline names

@@ -1,10 +1,13 @@
 """What a supervisor can ask a node, and the answers."""
 
 import pkgutil
+import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Set as AbstractSet
 from typing import Any
 
+from courier.lowlevel import call_records
 from launchpad_lite.life.events import Answered, Ask
 from launchpad_lite.parts.as_json import to_json
 from launchpad_lite.worker.runtime import NodeRuntime
@@ -12,13 +15,15 @@ from launchpad_lite.worker.runtime import NodeRuntime
 #: By name, the function that answers, as `module:name`; loaded at the first question. It gets the node,
 #: the threads of it (None: all of this process) and the argument, and returns what `json.dumps` takes.
 QUESTIONS = {
+    "calls": "launchpad_lite.worker.questions:_calls",
     "debug": "launchpad_lite.worker.debugger:debug",
     "look": "launchpad_lite.worker.questions:_look",
     "numbers": "launchpad_lite.insight.metrics:numbers",
     "profile": "launchpad_lite.worker.questions:_profile",
 }
 #: Those that take long, so a thread of their own answers.
-LONG: AbstractSet[str] = frozenset(("debug", "profile"))
+LONG: AbstractSet[str] = frozenset(("calls", "debug", "profile"))
+_MOST_CALLS = 1000  # of an answer, unless seconds are asked for
 
 
 def answer(
@@ -47,6 +52,21 @@ def _look(runtime: NodeRuntime, idents: Collection[int] | None, argument: object
     from launchpad_lite.process.activity import watch_threads
 
     return to_json(runtime.look(watch_threads(), idents))
+
+
+def _calls(runtime: NodeRuntime, idents: Collection[int] | None, argument: object) -> Any:
+    """Answers with the newest calls of the node; those of the last seconds, if the argument says so."""
+    now = time.perf_counter()
+    since = now - argument if isinstance(argument, int | float) else 0.0
+    most = _MOST_CALLS if argument is None else sys.maxsize
+    scopes = None if idents is None else runtime.call_scopes()
+    calls = call_records.newest_calls(most, scopes, since)
+    threads = {each.ident: each.name for each in threading.enumerate()}
+    return {
+        "now": time.perf_counter(),
+        "threads": {str(each.thread): threads.get(each.thread, "") for each in calls},
+        "calls": [each._asdict() for each in calls],
+    }
 
 
 def _profile(runtime: NodeRuntime, idents: Collection[int] | None, argument: float) -> Any:

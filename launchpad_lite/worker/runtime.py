@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,7 +40,7 @@ from launchpad_lite.life.events import (
     StopReceived,
 )
 from launchpad_lite.life.policies import Liveness
-from launchpad_lite.life.result import CONSEQUENCES, NodeFailure
+from launchpad_lite.life.result import CONSEQUENCES, MOST_CALLS, NodeFailure
 from launchpad_lite.parts.arguments import one_of
 from launchpad_lite.process.forcing import ForcedExit, Forcing
 from launchpad_lite.process.stop_handlers import STOP_HANDLERS, StopHandler, StopHandlers
@@ -359,7 +360,15 @@ class NodeRuntime:
             self.say(CutShort, self.setup.failure(courier.ExceptionReport.of(error)))
 
     def note_failed(self, report: courier.ExceptionReport) -> None:
-        self.say(Failed, self.setup.failure(report))
+        failure = self.setup.failure(report)
+        self.say(Failed, dataclasses.replace(failure, calls=self.last_calls()))
+
+    def last_calls(self) -> str:
+        """Returns the last calls of this node, a line each, for a failure."""
+        scopes = None if self.has_process else self.call_scopes()
+        now = time.perf_counter()
+        calls = lowlevel.call_records.newest_calls(MOST_CALLS, scopes)
+        return "\n".join(each.describe(now) for each in calls)
 
     def leaves_well(self, error: BaseException) -> bool:
         """Returns whether an exception that ends the node leaves its state whole."""

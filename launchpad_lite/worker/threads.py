@@ -86,6 +86,7 @@ class ThreadHost(abc.ABC):
         self.nodes: dict[str, NodeThread] = {}  # by name; only the last start of each
         self._threads: list[threading.Thread] = []
         self._stacks: dict[str, str] = {}
+        self._calls: dict[str, str] = {}
 
     @abc.abstractmethod
     def make(self, start: Start) -> NodeThread:
@@ -96,7 +97,9 @@ class ThreadHost(abc.ABC):
             case Start():
                 self._start(action)
             case DumpStacks():
-                self._stacks[action.node] = describe_threads(self.nodes[action.node].threads())
+                asked = self.nodes[action.node]
+                self._stacks[action.node] = describe_threads(asked.threads())
+                self._calls[action.node] = asked.runtime.last_calls()
             case Terminate() | Kill():
                 self.nodes[action.node].force()
             case ServersLost() | ServersMoved() | Ask():
@@ -108,6 +111,7 @@ class ThreadHost(abc.ABC):
     def _start(self, start: Start) -> None:
         node = self.nodes[start.node] = self.make(start)
         self._stacks.pop(start.node, None)
+        self._calls.pop(start.node, None)
         thread = threading.Thread(
             target=contextvars.copy_context().run,
             args=(self._look_after, node, start),
@@ -131,8 +135,8 @@ class ThreadHost(abc.ABC):
         except BaseException as error:  # noqa: BLE001 - the supervisor would wait for ever
             report = ExceptionReport.of(error)
             failure = NodeFailure.of_exception(start.node, self.name, report)
-        stacks = self._stacks.get(start.node, "")
-        self._post(Ended(start.node, start.attempt, failure, stacks))
+        said = self._stacks.get(start.node, ""), self._calls.get(start.node, "")
+        self._post(Ended(start.node, start.attempt, failure, *said))
 
     def stacks(self) -> dict[str, str]:
         return dict(self._stacks)

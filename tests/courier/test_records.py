@@ -1,12 +1,14 @@
 """What a process has called and answered is counted, on all ways."""
 
 import contextlib
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from courier.lowlevel import call_numbers, call_records
-from tests.courier.conftest import Serve
+from tests.courier.conftest import Script, Serve
 from tests.courier.grpc_client import GrpcClient
 from tests.courier.served import Node
 from tests.courier.waiting import wait_until
@@ -81,3 +83,41 @@ def test_calls_of_other_clients_are_counted(serve: Serve, scopes: list[object]) 
     with contextlib.closing(GrpcClient(server.address, server.secret)) as client:
         client.call("echo", 1)
     assert _numbers("served", "echo", scopes) == (1, 1, 0, 0, 0)
+
+
+_VICTIM = """
+import os, signal
+from courier.lowlevel import call_records
+class Served:
+    def echo(self, value):
+        return value
+    def die(self):
+        child = os.fork()
+        if not child:
+            client.echo(2)  # the records of a child are its own
+            os._exit(0)
+        os.waitpid(child, 0)
+        os.kill(os.getpid(), signal.SIGKILL)
+call_records.keep_in(os.open(sys.argv[1], os.O_RDWR))
+server = courier.Server(Served(), secret=secret, in_process="wire")
+server.start()
+client = courier.Client(server.address, secret=secret, name="served")
+client.echo(1)
+client.die()
+"""
+
+
+def test_the_last_calls_of_a_process_outlive_its_sigkill(script: Script, tmp_path: Path) -> None:
+    with (tmp_path / "memory").open("wb+") as memory:
+        memory.truncate(call_records.MEMORY_BYTES)
+        assert call_records.calls_in(memory.fileno(), 10) == []
+        victim = script(_VICTIM, memory.name)
+        assert victim.wait(30) == -signal.SIGKILL
+        calls = call_records.calls_in(memory.fileno(), 10)
+    made = [(each.peer, each.method, each.end) for each in calls if not each.is_served]
+    assert made == [("served", "echo", "ok"), ("served", "die", "runs")]
+    peer = f"process {victim.pid} of this machine"
+    served = [(each.method, each.end) for each in calls if each.is_served and each.peer == peer]
+    assert served == [("echo", "ok"), ("die", "runs")]
+    sides = {each.is_served: (each.tag, each.number) for each in calls if each.method == "die"}
+    assert sides[True] == sides[False], "one number on both sides"

@@ -178,6 +178,49 @@ def test_the_error_shows_the_lines_of_both_sides_and_the_crash_folder_all_that_i
         assert "the gradient vanished" in (folder / "actor" / "0.log").read_text()
 
 
+class Served:
+    def step(self, batch: int) -> int:
+        return batch
+
+    def die(self, how: str) -> None:
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ZeroDivisionError("as asked")
+
+
+class Caller:
+    def __init__(self, served: Any, how: str) -> None:
+        self._served, self._how = served, how
+
+    def run(self) -> None:
+        for batch in range(20):
+            self._served.step(batch)
+        self._served.die(self._how)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "how"), [("test_mp", "killed"), ("test_mp", "raises"), ("test_mt", "raises")]
+)
+def test_the_report_and_the_folder_of_the_run_have_the_last_calls_of_a_node_that_failed(
+    launch_program: Any, launcher: str, how: str, tmp_path: Path
+) -> None:
+    program = lp.Program("calls")
+    served = program.add_node(lp.CourierNode(Served), label="served")
+    program.add_node(lp.PyClassNode(Caller, served, how), label="caller")
+    error = _failed(launch_program(program, launcher, log_dir=tmp_path))
+    report = (tmp_path / "report.txt").read_text()
+    if how == "killed":
+        assert error.failure.node == "served[0]"
+        assert "answered die for caller[0]: runs\n" in str(error)
+        assert report.count("answered step for caller[0]: ok within ") == 9
+        kept = (tmp_path / "served" / "0.calls.txt").read_text()
+        assert kept.count("answered step for caller[0]: ok within ") == 20
+    else:
+        assert "called die of served[0]: raised within " in report
+        assert report.count("called step of served[0]: ok within ") == 9
+        assert "called step" not in str(error), "the traceback says more"
+
+
 def _fail_hostile(launch_program: Any, launcher: str, place: str, act: str) -> lp.NodeFailedError:
     program = lp.Program("hostile")
     program.add_node(lp.PyClassNode(Hostile, place, act), label="hostile")
