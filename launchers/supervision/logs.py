@@ -9,6 +9,9 @@ from launchpad_lite.errors import LaunchError
 from launchpad_lite.parts.log_file import LogFile, log_path
 from launchpad_lite.parts.private_files import make_folder, open_private
 
+#: Ends the names of files with the last calls of nodes that have failed.
+CALLS = ".calls.txt"
+
 
 class NodeLogs:
     """Log files of many nodes. Thread-safe."""

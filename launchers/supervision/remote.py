@@ -29,7 +29,7 @@ from launchers.supervision.agent_link import AgentLink
 from launchers.supervision.answers import Answers
 from launchers.supervision.breakpoints import Breakpoints
 from launchers.supervision.console import Output, warn
-from launchers.supervision.logs import NodeLogs
+from launchers.supervision.logs import CALLS, NodeLogs
 from launchers.supervision.supervised_program import SupervisedProgram
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import Address, NodeFailure
@@ -419,9 +419,9 @@ class AgentHost:
         """Writes the last calls of a worker beside its log; returns them with names of nodes."""
         nodes = {str(pid): name for name, pid in self._pids.items()}
         named = [_PROCESS.sub(lambda it: nodes.get(it[1], it[0]), each) for each in calls]
-        path = log_path(self._log_dir, node).with_suffix(".calls.txt")
+        path = log_path(self._log_dir, node).with_suffix(CALLS)
         with contextlib.suppress(OSError):  # a full disk must not end the program
-            if named:
+            if named and self._log_dir.is_absolute():  # in a pod there is no folder
                 make_folder(path.parent)
                 write_private(path, "\n".join([*named, ""]).encode(errors="replace"))
         return named

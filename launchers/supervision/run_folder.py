@@ -10,6 +10,7 @@ import time
 import uuid
 from pathlib import Path
 
+from launchers.supervision.logs import CALLS
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching.registry import running_programs
 from launchpad_lite.life.result import Outcome, ProgramResult
@@ -35,6 +36,8 @@ def make_run_folder(program: str, named: Path | None = None) -> Path:
         make_folder(folder)
         if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
             raise PermissionError(errno.EACCES, "this user may not write to it", str(folder))
+        for old in folder.glob(f"*/*{CALLS}") if named else ():
+            old.unlink(missing_ok=True)  # of an earlier run
     except OSError as error:
         raise LaunchError(
             f"cannot make the folder for logs: {error}. Remove what is in the way, or name another "
