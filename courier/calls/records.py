@@ -35,7 +35,9 @@ _RECORD = struct.Struct("<dIIQHfBx")
 #: Of these, what is known only when the call was sent, and when it has ended.
 _SENT, _SENT_AT = struct.Struct("<II"), 8
 _END, _END_AT = struct.Struct("<fB"), 26
-_write, _write_sent, _write_end = _RECORD.pack_into, _SENT.pack_into, _END.pack_into
+#: As `_RECORD`, of a call that runs: the last word is its method. Faster than to write three zeros.
+_write = struct.Struct("<dIIQQ").pack_into
+_write_sent, _write_end = _SENT.pack_into, _END.pack_into
 _RING_BYTES = _RECORD.size << 16
 #: Its bits are the place of a record in the ring, and its number there if it has no other.
 MASK = _RING_BYTES - 1
@@ -123,7 +125,7 @@ class MethodNumbers:
         global _newest
         _newest = record = next(_count)
         self._begun += 1
-        _write(_ring, record & MASK, now, tag, number, thread, self.index, 0.0, 0)
+        _write(_ring, record & MASK, now, tag, number, thread, self.index)
         return record
 
     def sent(self, record: int, tag: int, number: int) -> None:

@@ -275,8 +275,5 @@ def log(values: Mapping[str, float], step: int | None = None) -> None:
 def numbers(runtime: NodeRuntime, idents: Collection[int] | None, argument: object) -> Any:  # noqa: ARG001
     """Answers the question `numbers`: the `calls` and `metrics` of the node."""
     found = _numbers.get(runtime)
-    calls: dict[str, Any] = {}
-    if (count := getattr(lowlevel, "call_numbers", None)) is not None:
-        scopes: Any = None if runtime.has_process else getattr(runtime, "call_scopes", list)()
-        calls = count(scopes)
+    calls = lowlevel.call_numbers(runtime.call_scopes())
     return {"calls": calls, "metrics": {} if found is None else found.read()}

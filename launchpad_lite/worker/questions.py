@@ -54,13 +54,12 @@ def _look(runtime: NodeRuntime, idents: Collection[int] | None, argument: object
     return to_json(runtime.look(watch_threads(), idents))
 
 
-def _calls(runtime: NodeRuntime, idents: Collection[int] | None, argument: object) -> Any:
+def _calls(runtime: NodeRuntime, idents: Collection[int] | None, argument: object) -> Any:  # noqa: ARG001
     """Answers with the newest calls of the node; those of the last seconds, if the argument says so."""
     now = time.perf_counter()
     since = now - argument if isinstance(argument, int | float) else 0.0
     most = _MOST_CALLS if argument is None else sys.maxsize
-    scopes = None if idents is None else runtime.call_scopes()
-    calls = call_records.newest_calls(most, scopes, since)
+    calls = call_records.newest_calls(most, runtime.call_scopes(), since)
     threads = {each.ident: each.name for each in threading.enumerate()}
     return {
         "now": time.perf_counter(),

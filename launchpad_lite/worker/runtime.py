@@ -365,9 +365,8 @@ class NodeRuntime:
 
     def last_calls(self) -> str:
         """Returns the last calls of this node, a line each, for a failure."""
-        scopes = None if self.has_process else self.call_scopes()
         now = time.perf_counter()
-        calls = lowlevel.call_records.newest_calls(MOST_CALLS, scopes)
+        calls = lowlevel.call_records.newest_calls(MOST_CALLS, self.call_scopes())
         return "\n".join(each.describe(now) for each in calls)
 
     def leaves_well(self, error: BaseException) -> bool:
@@ -425,9 +424,9 @@ class NodeRuntime:
     def _all_servers(self) -> "list[courier.Server]":
         return [server for runtime in self._with_parts() for server in runtime._servers]
 
-    def call_scopes(self) -> list[object]:
-        """Returns what calls of this node and its parts are counted for."""
-        return [runtime._calls for runtime in self._with_parts()]
+    def call_scopes(self) -> list[object] | None:
+        """Returns what calls of this node are counted for; None: all of this process are its own."""
+        return None if self.has_process else [each._calls for each in self._with_parts()]
 
     def end_with_node(self, end: Callable[[], object]) -> None:
         """Registers a function to call when the node's code has ended, maybe in another thread."""
