@@ -1,7 +1,7 @@
 """What this process has called, and has answered: numbers by method, and the newest calls in a ring.
 
 The ring lies in memory that may outlive the process (`keep_in`), so that another one reads after a
-SIGKILL what was going on. It has no arguments and no results. A call costs half a microsecond here,
+SIGKILL what was going on. It has no arguments and no results. A call takes 0.7 µs here,
 so there are no locks: `next` of a counter, `pack_into` and `+=` on an attribute are each one step of
 an interpreter with a lock.
 """
@@ -12,11 +12,10 @@ import mmap
 import os
 import struct
 import weakref
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from math import frexp
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from courier.errors import (
     CallCancelledError,
@@ -77,9 +76,8 @@ _ERRORS = (
     (ServerBusyError, 21),
 )
 
-_memory: mmap.mmap | None = None
-#: The ring in it; memory that is never read until there are numbers.
-_ring = memoryview(bytearray())
+_memory = mmap.mmap(-1, MEMORY_BYTES)
+_ring = memoryview(_memory)[_RING_AT:]
 #: A record is known by how many bytes came before it.
 _count = itertools.count(_RECORD.size, _RECORD.size)
 _newest = 0
@@ -88,18 +86,9 @@ _lock = Lock()
 _all: "dict[int, MethodNumbers]" = {}
 _by_key: "dict[tuple[object, str | None, str], MethodNumbers]" = {}
 #: In place of the connection, for calls inside this process.
-own_tag = 0
-
-
-class _Queues(Protocol):
-    @property
-    def scope(self) -> object: ...
-
-    def queued(self) -> Counter[str]: ...
-
-
+own_tag = int.from_bytes(os.urandom(4), "little")
 #: Servers of this process.
-QUEUES: "weakref.WeakSet[_Queues]" = weakref.WeakSet()
+QUEUES: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 class MethodNumbers:
@@ -116,9 +105,7 @@ class MethodNumbers:
         self.index = index
         #: The index of earlier records is that of another method.
         self.born = perf_counter()
-        self._begun = self._errors = 0
-        self._seconds = 0.0
-        self._delays = [0] * _DELAYS
+        self.forget()
 
     def begin(self, now: float, tag: int, number: int, thread: int) -> int:
         """Records that a call begins, `now` as of `perf_counter`; returns its record."""
@@ -168,8 +155,6 @@ def numbers_of(scope: object, server: str | None, method: str) -> MethodNumbers:
     with _lock:
         numbers = _by_key.get(key)
         if numbers is None:
-            if _memory is None:
-                _use(mmap.mmap(-1, MEMORY_BYTES))
             index = next((each for each in range(_NAMES - 1) if each not in _all), _NAMES - 1)
             if index in _all:
                 return _all[index]
@@ -190,13 +175,11 @@ def forget(scope: object) -> None:
 
 def note_peer(tag: int, peer: str) -> None:
     """Notes which peer has the connection of a tag."""
-    if _memory is not None:
-        at = _PEERS_AT + next(_peers) % _NAMES * _NAME.size
-        _write_name(at, tag, _PEER, peer)
+    _write_name(_PEERS_AT + next(_peers) % _NAMES * _NAME.size, tag, _PEER, peer)
 
 
 def _write_name(at: int, key: int, kind: int, text: str) -> None:
-    _NAME.pack_into(_memory, at, key, kind, text.encode(errors="replace"))  # type: ignore[arg-type]
+    _NAME.pack_into(_memory, at, key, kind, text.encode(errors="replace"))
 
 
 def how_ended(outcome: object) -> int:
@@ -224,10 +207,9 @@ def _survive_fork() -> None:
     """Leaves the memory to the parent."""
     global _lock
     _lock = Lock()
-    if _memory is not None:
-        for numbers in _all.values():
-            numbers.forget()
-        _use(mmap.mmap(-1, MEMORY_BYTES))
+    for numbers in _all.values():
+        numbers.forget()
+    _use(mmap.mmap(-1, MEMORY_BYTES))
 
 
 os.register_at_fork(after_in_child=_survive_fork)
@@ -243,7 +225,7 @@ def call_numbers(scopes: Collection[object] | None = None) -> dict[str, dict[str
 
     for numbers in list(_all.values()):
         scope, server, method = numbers.key
-        if (scopes is None or scope in scopes) and not method.startswith("__courier_"):
+        if (scopes is None or scope in scopes) and not _is_inner(method):
             name = method if server is None else f"{server}: {method}"
             numbers.add_to(total("served" if server is None else "made", name))
     for queues in list(QUEUES):
@@ -291,14 +273,19 @@ def newest_calls(
 
     `since`: only those that ran at that time of `perf_counter`, or later.
     """
-    calls: list[RecordedCall] = []
-    for index, call in () if _memory is None else _read(_memory):
+
+    def is_wanted(index: int, call: RecordedCall) -> bool:
         numbers = _all.get(index)
-        is_wanted = numbers is not None and call.began >= numbers.born and "__" not in call.method
-        if is_wanted and (scopes is None or numbers.key[0] in scopes):  # type: ignore[union-attr]
-            if call.end == _ENDS[0] or call.began + call.seconds >= since:
-                calls.append(call)
-    return _newest_of(calls, most)
+        if numbers is None or call.began < numbers.born or _is_inner(call.method):
+            return False
+        ran = call.end == _ENDS[0] or call.began + call.seconds >= since
+        return ran and (scopes is None or numbers.key[0] in scopes)
+
+    return _newest_of((call for index, call in _read(_memory) if is_wanted(index, call)), most)
+
+
+def _is_inner(method: str) -> bool:
+    return method.startswith("__courier_")
 
 
 def calls_in(descriptor: int, most: int) -> list[RecordedCall]:
@@ -330,15 +317,6 @@ def _read(memory: mmap.mmap) -> Iterator[tuple[int, RecordedCall]]:
         if began > 0 and index in methods:
             is_served, server, method = methods[index]
             peer = peers.get(tag, "this process") if is_served else server
-            call = RecordedCall(
-                began,
-                took_s,
-                is_served,
-                peer,
-                method,
-                _ENDS.get(end, "?"),
-                thread,
-                tag,
-                number or position * _RECORD.size,
-            )
-            yield index, call
+            ids = thread, tag, number or position * _RECORD.size
+            call = began, took_s, is_served, peer, method, _ENDS.get(end, "?"), *ids
+            yield index, RecordedCall(*call)

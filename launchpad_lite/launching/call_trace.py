@@ -7,7 +7,7 @@ import collections
 import gzip
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,13 +166,6 @@ def _offsets(
             host, offset = waiting.pop()
             if host not in offsets:
                 offsets[host] = offset
-                waiting += _beside(host, offset, bounds)
+                beside = ((to, each) for (here, to), each in bounds.items() if here == host)
+                waiting += [(to, offset + sum(each) / 2) for to, each in beside]
     return offsets
-
-
-def _beside(
-    host: str, offset: float, bounds: Mapping[tuple[str, str], tuple[float, float]]
-) -> Iterator[tuple[str, float]]:
-    for (here, there), (low, high) in bounds.items():
-        if here == host:
-            yield there, offset + (low + high) / 2
