@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable
 from threading import get_ident
+from time import perf_counter
 
-from courier.calls.outcomes import Items, Kind, Outcome
+from courier.calls.outcomes import Items, Kind, Outcome, Value
 from courier.calls.records import MethodNumbers, how_ended
 from courier.errors import CallCancelledError, CallTimeoutError, CourierError
 
@@ -24,8 +25,9 @@ class PendingCall:
     _callback: Callable[["PendingCall"], None] | None = None
     #: The client that made it, if that shares its lane with others.
     owner: object = None
-    #: Where it is counted until it ends, its record there, and when that begins.
-    numbers: MethodNumbers | None = None
+    #: Where it is counted.
+    numbers: MethodNumbers
+    #: Its record there, from its begin to its end, and when that begins.
     record = 0
     began = 0.0
 
@@ -46,17 +48,15 @@ class PendingCall:
     def where(self) -> str:
         return f"{self.server_name}: {self._method}"
 
-    def begin_record(self, numbers: MethodNumbers, tag: int = 0) -> None:
+    def begin_record(self, tag: int = 0, number: int = 0) -> None:
         """Counts the call, from now until it ends; a stream, until that is over."""
-        self.began = time.perf_counter()
-        self.record = numbers.begin(self.began, tag, 0, get_ident())
-        self.numbers = numbers
+        self.began = began = perf_counter()
+        self.record = self.numbers.begin(began, tag, number, get_ident())
 
     def end_record(self, how: int = Kind.END) -> None:
-        """Records the end. A second one does nothing."""
-        numbers = vars(self).pop("numbers", None)
-        if numbers is not None:
-            numbers.end(self.record, self.began, how=how)
+        """Records the end of a stream. A second one does nothing."""
+        if record := vars(self).pop("record", 0):
+            self.numbers.end(record, self.began, 0.0, how)
 
     def wait_until(self, deadline: float | None) -> bool:
         """Waits until a monotonic time at most; returns whether the answer is here."""
@@ -126,8 +126,9 @@ class PendingCall:
                 ends_with = self.timeout_error()
         if self.outcome is not None or vars(self).setdefault("outcome", ends_with) is not ends_with:
             return False
-        if not isinstance(ends_with, Items):
-            self.end_record(how_ended(ends_with))
+        how = Value.kind if type(ends_with) is Value else how_ended(ends_with)
+        if self.record and how != Items.kind:
+            self.numbers.end(self.record, self.began, 0.0, how)
         self._note_end()
         self._call_back()
         return ends_with is outcome

@@ -2,11 +2,13 @@
 
 import collections
 import time
+from threading import get_ident
+from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from courier.calls.outcomes import BUSY, STOPPING, End, Item, Items, Kind, Value, read
 from courier.calls.pending import PendingCall
-from courier.calls.records import how_ended
+from courier.calls.records import MethodNumbers, how_ended
 from courier.client._link import Exchange, Link
 from courier.client.options import ClientOptions
 from courier.errors import (
@@ -61,6 +63,7 @@ class WireCall(PendingCall, Exchange):
         method: str,
         arguments: Parcel,
         timeout_s: float | None,
+        numbers: MethodNumbers,
         *,
         is_shared: bool,
     ) -> None:
@@ -71,6 +74,7 @@ class WireCall(PendingCall, Exchange):
             self.deadline = time.monotonic() + timeout_s
         self.is_shared = is_shared
         self._lane = lane
+        self.numbers = numbers
         self._arguments: Parcel | None = arguments
         self.gates: list[threading.Lock] = []
 
@@ -123,14 +127,19 @@ class WireCall(PendingCall, Exchange):
             self.settle(error)
             return
         link.begin(self, kind, meta, arguments, at_once=at_once)
-        numbers = self.numbers
-        if numbers is not None:
-            numbers.sent(self.record, link.tag, self.number)
         if self.was_given_up:
             # Cancelled meanwhile, perhaps before it was sent.
             link.forget(self.number)
             if not link.is_lost:
                 link.post(Kind.CANCEL, self.number, NO_PARCEL)
+
+    def take_number(self, number: int, tag: int) -> None:
+        self.number = number
+        if self.record:  # it has waited, or is repeated
+            self.numbers.sent(self.record, tag, number)
+        else:
+            self.began = began = perf_counter()
+            self.record = self.numbers.begin(began, tag, number, get_ident())
 
     def accept(self, frame: Frame) -> None:
         kind = frame.kind

@@ -130,8 +130,8 @@ class Lane:
     def _open_call(
         self, method: str, arguments: Parcel, link: Link, number: int, counted: Counted
     ) -> WireCall:
-        call = WireCall(self, method, arguments, None, is_shared=False)
-        call.numbers, call.record, call.began = counted
+        call = WireCall(self, method, arguments, None, counted[0], is_shared=False)
+        _, call.record, call.began = counted
         call.link, call.number, call.is_ready = link, number, False
         return call
 
@@ -147,10 +147,10 @@ class Lane:
         """Sends a call, or has it wait for a connection; as `submit`."""
         if self.options.compress:
             arguments = compressed(arguments)
-        call = WireCall(self, method, arguments, timeout_s, is_shared=not blocking)
+        numbers = self._numbers.get(method) or self._numbers_of(method)
+        call = WireCall(self, method, arguments, timeout_s, numbers, is_shared=not blocking)
         if waits is not None:
             call.waits = waits
-        call.begin_record(self._numbers_of(method))
         link = self._link
         try:
             if link is not None and link.refresh():
@@ -187,6 +187,8 @@ class Lane:
         return wanted and not self.stopped_waiting
 
     def _wait_in_line(self, call: WireCall) -> None:
+        if not call.record:
+            call.begin_record()
         with self._lock:
             closed = self._closed
             if not closed:

@@ -65,6 +65,9 @@ class Exchange:
     #: Monotonic time at which the caller gives up.
     deadline: float | None
 
+    def take_number(self, number: int, tag: int) -> None:
+        """Is called before its first frame is sent by the connection of this tag."""
+
     @property
     def is_ready(self) -> bool:
         """Whether there is something to take, for the waiting thread."""
@@ -268,7 +271,7 @@ class Link:
         """
         number = next(self._numbers)
         is_first = not self._open
-        exchange.number = number
+        exchange.take_number(number, self.tag)
         self._beginning[number] = get_ident()
         self._open[number] = exchange
         channel = self._channel

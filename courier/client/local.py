@@ -122,7 +122,8 @@ class LocalCall(PendingCall):
 
         if not server.begin(self):
             return False
-        self.begin_record(numbers, records.own_tag)
+        self.numbers = numbers
+        self.begin_record(records.own_tag)
         self.context.tag, self.context.number = records.own_tag, self.record & records.MASK
         may_stay = blocking and self.deadline is None and server.costs[self._method] < FAST_S
         if may_stay and _is_plain_thread() and server.handlers.enter():

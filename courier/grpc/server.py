@@ -357,6 +357,8 @@ class FrontDoor:
             outcome = running.result()
             if isinstance(outcome, Items):
                 self._close(outcome)
+            elif isinstance(outcome, Later):
+                outcome.then(lambda _: None)  # it counts until it has ended
 
     async def _fetch(self, request: bytes, context: Any) -> None:
         head, key = self._admit(_wire.parse(pb.Sealed, request), context)

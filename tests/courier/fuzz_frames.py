@@ -24,6 +24,7 @@ with atheris.instrument_imports(include=["courier"]):
     import courier
     from courier.calls import outcomes
     from courier.calls.outcomes import End, Items, Kind, Refusal, Value
+    from courier.calls.records import numbers_of
     from courier.client._background_reader import BACKGROUND_READER
     from courier.client._calls import WireCall
     from courier.client._lane import Lane
@@ -264,8 +265,9 @@ def link(given: Any) -> None:
     channel = Channel(UnixCarrier(ours, "x"), bytes(32), bytes(32))
     lane = Lane(ClientOptions("127.0.0.1:1", KEY, None, False, False, None, 20.0))
     connected = Link(channel, frozenset({"value"}), lambda _: None, BACKGROUND_READER)
+    numbers = numbers_of(None, "server", "value")
     calls = [
-        WireCall(lane, "value" if n else "other", Parcel(b""), None, is_shared=n == 2)
+        WireCall(lane, "value" if n else "other", Parcel(b""), None, numbers, is_shared=n == 2)
         for n in range(3)
     ]
     for call in calls:
