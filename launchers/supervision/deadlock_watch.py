@@ -16,8 +16,8 @@ _REST = 20
 class DeadlockWatch:
     """Checks a program at intervals, and reports once the first deadlock, or that nothing goes on.
 
-    It checks a program only while nodes are idle, and doubles the interval while nothing changes: ten
-    checks in the first two hours. It reports what two checks in a row have found.
+    It looks at a program only while the same nodes are idle, and doubles the interval while nothing
+    changes: ten looks in the first two hours. It reports what two checks in a row have found.
     """
 
     def __init__(
@@ -59,9 +59,10 @@ class DeadlockWatch:
                 )  # few programs live until here
 
                 now, are_all = self._idle_nodes()
-                pause_s = self._timing.deadlock_s if now != idle else 2 * pause_s
+                is_same = now == idle  # a program that is starting is left alone
+                pause_s = 2 * pause_s if is_same else self._timing.deadlock_s
                 idle, before = now, found
-                why = self._why() if idle and not self._ended.is_set() else ""
+                why = self._why() if is_same and idle and not self._ended.is_set() else ""
                 found = "".join(re.findall(rf"\A{DEADLOCK}.*(?:\n .*)*", why))
                 if not found and are_all and pause_s >= self._timing.stalled_s:
                     first, *rest = why.splitlines() or [""]

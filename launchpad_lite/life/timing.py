@@ -20,10 +20,10 @@ class Timing(NamedTuple):
     overslept_s: float = 1.0
     #: Between checks of the clock while nodes have limits, to notice a suspended machine.
     look_s: float = 1.0
-    #: Between looks for nodes that wait for each other, at first; each pause is twice the one
-    #: before, while the same nodes are idle.
-    deadlock_s: float = 5.0
-    stalled_s: float = 20.0  # such a pause, after which it is told that all nodes wait
+    #: Between checks for nodes that are idle, at first, to look whether they wait for each other. Each
+    #: pause is twice the one before, while the same nodes are idle.
+    deadlock_s: float = 2.5
+    stalled_s: float = 40.0  # such a pause, after which it is told that all nodes wait
     handlers_s: float = 2.0  # for stop handlers, after the end of the code that they belong to
 
 

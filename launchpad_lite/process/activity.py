@@ -3,7 +3,6 @@
 import inspect
 import linecache
 import os
-import platform
 import re
 import sys
 import threading
@@ -54,7 +53,7 @@ _CALLS_BY_MACHINE: Mapping[str, Mapping[str, tuple[int, ...]]] = {
 }
 _CALLS = {
     str(number): text
-    for text, numbers in _CALLS_BY_MACHINE.get(platform.machine(), {}).items()
+    for text, numbers in _CALLS_BY_MACHINE.get(os.uname().machine, {}).items()
     for number in numbers
 }
 #: What waits in functions of the standard library, by file and function.

@@ -1,6 +1,6 @@
 """What a supervisor can ask a node, and the answers."""
 
-import pkgutil
+import importlib
 import sys
 import threading
 import time
@@ -36,8 +36,8 @@ def answer(
 
     def run() -> None:
         try:
-            function = pkgutil.resolve_name(QUESTIONS[ask.question])
-            value = function(runtime, idents, ask.argument)
+            module, _, name = QUESTIONS[ask.question].partition(":")
+            value = getattr(importlib.import_module(module), name)(runtime, idents, ask.argument)
         except Exception as error:  # noqa: BLE001 - whoever asked reports it
             value = {"error": f"{type(error).__name__}: {error}"}
         post(Answered(ask.node, ask.number, value))
