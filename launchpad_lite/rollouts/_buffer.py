@@ -257,21 +257,23 @@ class RolloutBuffer:
         if held is None:
             return False
         known.threads = threads
-        known.held = {token: known.held.get(token, now) for token in held}
-        for group, slot, lease in self._leases():
-            if lease.token in held:
-                lease.doing = held[lease.token]
-            elif lease.holder == member.name:
-                # The answer with it was lost.
-                if lease.begun_at + self._rules.lease_s / 2 <= now:
+        # Those of this node alone: each one says this each second.
+        for token, since in list(known.held.items()):
+            if token not in held and since + self._rules.lease_s / 2 <= now:
+                del known.held[token]
+                for group, slot, _ in self._leases(token):  # the answer with it was lost
                     self._free_again(group, slot)
+        for token, doing in held.items():
+            known.held.setdefault(token, now)
+            for _, _, lease in self._leases(token):
+                lease.doing = doing
         for token in held:  # this buffer, or the environment, may have been lost since
             environment = self._members.get(token.partition("@")[2])
             if environment is not None and not environment.attempt:
                 environment.attempt, environment.leased_at = token, now
         if member.role == REWARD:
             limit_s = self._limits_s[REWARD]
-            return any(now - since >= limit_s for since in known.held.values())
+            return any(now - known.held[token] >= limit_s for token in held)
         return known.hung_at <= now
 
     def take(self, member: MemberLife, now: float) -> RolloutOrder | None:
@@ -306,11 +308,16 @@ class RolloutBuffer:
             return ""
         if now < self._settles_at:
             return None
-        held = {token for member in self._members.values() for token in member.held}
+        held: set[str] = set()
         for name, each in self._members.items():
-            if each.life.role == ENVIRONMENT and each.hung_at > now and each.attempt not in held:
-                # A beat of the generator may have been on its way when the attempt began.
-                if not each.attempt or each.leased_at + self._rules.lease_s / 2 <= now:
+            if each.life.role != ENVIRONMENT or each.hung_at <= now:
+                continue
+            if not each.attempt:
+                return name
+            # A beat of the generator may have been on its way when the attempt began.
+            if each.leased_at + self._rules.lease_s / 2 <= now:
+                held = held or {token for other in self._members.values() for token in other.held}
+                if each.attempt not in held:
                     return name
         return None
 
