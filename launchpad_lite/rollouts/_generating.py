@@ -80,6 +80,10 @@ class _MemberNode:
                     self._start_again()
             self._ends.wait(_BEAT_S)
 
+    def show(self) -> None:
+        """Returns once the buffer knows of this node, or it is to stop."""
+        call_patiently(self._buffer.beat, self._who, {}, self._threads, stop=self._ends)
+
     def _start_again(self) -> None:
         if self._may_exit:
             os.write(2, b"it hangs, and starts again\n")  # streams may be locked
@@ -92,8 +96,11 @@ class _MemberNode:
 
 
 def serve_environment(buffer: Any, environment: T) -> T:
-    """Returns an environment, and shows that its node lives."""
-    _MemberNode(buffer, ENVIRONMENT)
+    """Returns an environment, once the buffer knows that its node lives.
+
+    Before, a rollout that was made with the life before would go on with this one.
+    """
+    _MemberNode(buffer, ENVIRONMENT).show()
     return environment
 
 

@@ -1,6 +1,7 @@
 """Programs with generators and a trainer."""
 
 import collections
+import concurrent.futures
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 
 import launchpad_lite as lp
 from launchpad_lite import replicas, rollouts
+from launchpad_lite.rollouts._generating import serve_environment
 from launchpad_lite.testing import poll_until
 from launchpad_lite.testing.programs import ProgramLauncher, call_until_answered
 
@@ -535,3 +537,34 @@ def test_environments_and_rewards_that_hang_or_die_start_again(
     assert step == 6
     again = sorted(each.node.partition("[")[0] for each in result.restarts)
     assert again == ["environment", "environment", "reward"]
+
+
+class LateBuffer:
+    """A buffer that hears from an environment late."""
+
+    def __init__(self) -> None:
+        self._hears = threading.Event()
+
+    def beat(self, *_: Any) -> bool:
+        return not self._hears.wait(20)
+
+    def hear(self) -> None:
+        self._hears.set()
+
+
+def test_an_environment_takes_no_call_before_the_buffer_knows_of_its_life(tmp_path: Path) -> None:
+    whole = lp.Program("environments")
+    buffer = whole.add_node(lp.CourierNode(LateBuffer), label="rollouts")
+    node = lp.CourierNode(serve_environment, buffer, lp.Deferred(Counting, tmp_path))
+    node.disable_run()
+    environment = whole.add_node(node, label="environment")
+
+    def call(buffer: Any, environment: Any) -> None:
+        early = environment.futures.reset(1)
+        with pytest.raises(concurrent.futures.TimeoutError):
+            early.result(0.3)
+        buffer.hear()
+        early.result(20)
+
+    whole.add_node(lp.PyNode(call, buffer, environment), label="caller")
+    lp.launch(whole, "test_mt").wait()
