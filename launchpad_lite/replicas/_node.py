@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,8 @@ _LOGGER = logging.getLogger(__name__)
 RESULTS = "what the replicas return"
 
 LOST = courier.ServerGoneError, courier.CallTimeoutError
+#: Early calls that run at the same time, as in a server: they may wait for one another.
+_EARLY_THREADS = 16
 #: Seconds until the meeting is tried again.
 _RETRY_S = 0.1
 
@@ -71,6 +73,8 @@ class ReplicaNode:
         #: The user's object, once there is one; another one after each loss.
         self._object: Any = None
         self._has_object: Future[None] = Future()
+        #: Runs calls that came before.
+        self._early = ThreadPoolExecutor(_EARLY_THREADS, "replica-early")
         #: Calls for the results, by replica: answered when this one has finished.
         self._asked: dict[int, Any] = {}
         #: The pipeline of this worker, once there is one.
@@ -276,8 +280,10 @@ class ReplicaNode:
         async def call_later(*args: Any, **kwargs: Any) -> Any:
             # A caller that leaves does not end the wait of the others.
             await asyncio.shield(asyncio.wrap_future(self._has_object))
-            made = call if is_async else functools.partial(asyncio.to_thread, call)
-            return await made(*args, **kwargs)
+            if is_async:
+                return await call(*args, **kwargs)
+            run = functools.partial(contextvars.copy_context().run, call, *args, **kwargs)
+            return await asyncio.get_running_loop().run_in_executor(self._early, run)
 
         @functools.wraps(method)
         def forward(*args: Any, **kwargs: Any) -> Any:

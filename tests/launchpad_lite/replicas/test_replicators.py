@@ -384,12 +384,17 @@ class LateLearner(Learner):
     """Exchanges something with the others once `has_callers` is set."""
 
     has_callers = threading.Event()
+    callers = threading.Barrier(12)
 
     def __init__(self, repl: replicas.Replicator) -> None:
         assert self.has_callers.wait(20)
         super().__init__(repl, repl.all_sum(np.ones(100_000)).size)
 
     async def total_later(self) -> int:
+        return self.total
+
+    def total_when_all_call(self) -> int:
+        self.callers.wait(20)
         return self.total
 
 
@@ -399,6 +404,7 @@ class EarlyAsker(Asker):
         with pytest.raises(courier.CallTimeoutError):
             courier.with_timeout(self.learner, 0.05).total_later()
         early.append(self.learner.futures.total_later())
+        early += [self.learner.futures.total_when_all_call() for _ in range(12)]
         LateLearner.has_callers.set()
         assert all(call.result(20) >= 100_000 for call in early)
         lp.stop()
