@@ -18,6 +18,7 @@ from courier.errors import (
     ProtocolError,
     ServerLostError,
 )
+from courier.threads import clock
 from courier.values.parcel import NO_PARCEL, Parcel
 from courier.wire.frames import Frame, call_meta, item_weight
 
@@ -56,6 +57,8 @@ class WireCall(PendingCall, Exchange):
     _repeats = 0
     #: Whether it waits for a server that is not there; None: as the client does.
     waits: bool | None = None
+    #: Whether the clock ends it, too.
+    is_timed = False
 
     def __init__(
         self,
@@ -221,6 +224,8 @@ class WireCall(PendingCall, Exchange):
             self._lane.forget(self)
         elif not isinstance(self.outcome, Items):
             link.forget(self.number)
+        if self.is_timed:
+            clock.look()
         if self.gates:
             self.wake()
 

@@ -3,6 +3,7 @@
 Connects, reconnects, and sends calls again that may be.
 """
 
+import contextlib
 import functools
 import os
 import threading
@@ -27,7 +28,7 @@ from courier.errors import (
     ServerLostError,
     ServerUnreachableError,
 )
-from courier.threads.clock import require_running_clock
+from courier.threads.clock import expire_at, require_running_clock
 from courier.threads.forks import survive
 from courier.threads.locks import Event, RLock
 from courier.values.parcel import Parcel, compressed, pack
@@ -199,6 +200,11 @@ class Lane:
             call.settle(CallCancelledError(f"{call.where}: the client was closed"))
         else:
             self._have_dialled()
+            if call.is_shared and call.deadline is not None:
+                # No thread waits for it, and the attempt of calls with more time may take longer.
+                call.is_timed = True
+                with contextlib.suppress(RuntimeError):  # without a thread: after that attempt
+                    expire_at(call.deadline, call)
 
     def _have_dialled(self) -> None:
         """Starts a thread that connects, if a call waits."""

@@ -164,6 +164,17 @@ def test_nobody_waits_for_an_attempt_at_the_old_address(
     assert future.result(_PATIENCE_S) == "second"
 
 
+def test_futures_with_less_time_than_an_attempt_to_connect_end_in_time(
+    silent: str, connect: Connect
+) -> None:
+    client = connect(silent, timing=courier.Timing(attempt_s=3 * _PATIENCE_S))
+    client.futures.who()  # has any time
+    hasty = courier.with_timeout(client, 0.1)
+    for callee in (hasty, courier.Pool([hasty])):
+        with pytest.raises(courier.CallTimeoutError):
+            callee.futures.who().result(_PATIENCE_S)
+
+
 @pytest.mark.parametrize("wants", ["nothing", "certificates"])  # that would be final for a call
 def test_a_server_that_answers_late_at_the_old_address_is_not_called_and_fails_no_call(
     serve: Serve, connect: Connect, reserve: Reserve, tmp_path: Any, wants: str
