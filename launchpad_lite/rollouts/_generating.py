@@ -35,6 +35,8 @@ _POLL_S, _BEAT_S = 5.0, 1.0
 #: Seconds after which the buffer is told what a rollout waits for.
 _LONG_S = 2.0
 _MOST_TEXT = 4000
+#: What a heartbeat may meet: the next one may reach the buffer, or the program stops.
+_PASSES = (courier.ServerGoneError, courier.CallTimeoutError, courier.CallCancelledError)
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ class _MemberNode:
                 for token, (ident, began_at) in held.items()
             }
             # The next one may reach it.
-            with contextlib.suppress(courier.ServerGoneError, courier.CallTimeoutError):
+            with contextlib.suppress(*_PASSES):
                 if self._buffer.beat(self._who, doing, self._threads):
                     self._start_again()
             self._ends.wait(_BEAT_S)
