@@ -135,7 +135,7 @@ class _ThisProcess(ThreadHost):
         for name in asked:
             request = Ask(name, number, question, argument)
             answer(living[name].runtime, request, answers.take_in, living[name].threads())
-        return answers.end(number, lambda: asked, timeout_s)
+        return answers.end(number, asked, timeout_s)
 
     def _look(self, nodes: Mapping[str, NodeThread]) -> Mapping[str, Looked]:
         doing = watch_threads()

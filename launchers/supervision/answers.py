@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from launchpad_lite.life.events import Answered
@@ -20,7 +20,8 @@ class Answers:
     def begin(self) -> int:
         """Returns the number of a new question, whose answers are collected from now on."""
         number = next(_NUMBERS)
-        self._open[number] = {}
+        with self._changed:
+            self._open[number] = {}
         return number
 
     def take_in(self, answered: Answered) -> None:
@@ -30,16 +31,17 @@ class Answers:
                 found[answered.node] = answered.value
                 self._changed.notify_all()
 
-    def look_again(self) -> None:
-        """Makes those who wait look again at who is asked: a node that has ended does not answer."""
+    def note_end(self, node: str) -> None:
+        """Answers for a node that has ended: also if it starts again, it does not."""
         with self._changed:
+            for found in self._open.values():
+                found.setdefault(node, {"error": "it has ended meanwhile"})
             self._changed.notify_all()
 
-    def end(
-        self, number: int, asked: Callable[[], Collection[str]], timeout_s: float
-    ) -> Mapping[str, Any]:
-        """Returns the answers by node once all that are asked have answered, or time is over."""
+    def end(self, number: int, asked: Collection[str], timeout_s: float) -> Mapping[str, Any]:
+        """Returns the answers of those who were asked, once all have answered, or time is over."""
         with self._changed:
             found = self._open[number]
-            self._changed.wait_for(lambda: found.keys() >= set(asked()), timeout_s)
-            return self._open.pop(number)
+            self._changed.wait_for(lambda: found.keys() >= set(asked), timeout_s)
+            del self._open[number]
+            return {node: found[node] for node in asked if node in found}

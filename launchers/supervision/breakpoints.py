@@ -5,6 +5,7 @@ import os
 import select
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from launchpad_lite.process.interrupts import is_interactive
 
 #: Milliseconds between two checks of whether a node still waits for a line.
 _LOOK_MS = 500
-_ANSWER_S = 10.0  # seconds that a node has to answer
+_ANSWER_S = 86400.0  # a node may compute long, or be stopped; nobody else would serve it later
 _STDIN = 0
 
 
@@ -78,8 +79,10 @@ class Breakpoints:
         """Returns a line of the terminal; None if there is none yet."""
         ready = select.poll()
         ready.register(_STDIN, select.POLLIN)
-        # In the background, a read would stop this process.
-        if not ready.poll(_LOOK_MS) or os.tcgetpgrp(_STDIN) != os.getpgrp():
+        if not ready.poll(_LOOK_MS):
+            return None
+        if os.tcgetpgrp(_STDIN) != os.getpgrp():  # in the background a read would stop this process
+            time.sleep(_LOOK_MS / 1000)
             return None
         text = os.read(_STDIN, 1 << 16).decode(sys.stdin.encoding or "utf-8", "replace")
         return text.rstrip("\n") if text else "quit"  # Ctrl-D

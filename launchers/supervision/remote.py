@@ -383,7 +383,7 @@ class AgentHost:
 
     def _note_end(self, ended: Ended) -> None:
         self._living.discard(ended.node)
-        self._said_when_asked.look_again()
+        self._said_when_asked.note_end(ended.node)
         if ended.failure is not None:
             self._failed.add(ended.node)
         self.post(ended)
@@ -526,8 +526,7 @@ class AgentHost:
         for node in asked:
             self.perform(Ask(node, number, question, argument))
         self._send(LinkFrame("ping"))  # its answer tells of those that do not answer
-        # A node that ends meanwhile answers no more.
-        return functools.partial(self._said_when_asked.end, number, lambda: self._living & asked)
+        return functools.partial(self._said_when_asked.end, number, asked)
 
     def begin_to_close(self) -> None:
         """Asks the agent to end all that is left of its workers, and itself. May be repeated."""
