@@ -10,6 +10,7 @@ import json
 import secrets
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,6 +53,8 @@ class ProgramElsewhere(WatchedProgram):
 
     answer_s: float
     launcher: str
+    #: One question at a time: a supervisor knows only the newest.
+    _asking = threading.Lock()
 
     def detach(self, kind: str, reference: str, how: str) -> None:
         """Counts it as ended here, where it is not watched, and tells how to find it."""
@@ -100,11 +103,12 @@ class ProgramElsewhere(WatchedProgram):
         more_s: float = 0.0,
     ) -> Any:
         question = json.dumps([secrets.token_hex(8), method, arguments, options or {}])
-        self._ask_supervisor(question)
-        give_up_at = time.monotonic() + self.answer_s + more_s
-        while (found := self._answer(question)) is None:
-            if self.join(_LOOK_S) or time.monotonic() >= give_up_at:
-                raise LaunchError(f"{self.plan.program!r} has no answer from its supervisor")
+        with self._asking:
+            self._ask_supervisor(question)
+            give_up_at = time.monotonic() + self.answer_s + more_s
+            while (found := self._answer(question)) is None:
+                if self.join(_LOOK_S) or time.monotonic() >= give_up_at:
+                    raise LaunchError(f"{self.plan.program!r} has no answer from its supervisor")
         answer = json.loads(found)
         if answer["error"]:
             raise LaunchError(answer["error"])
@@ -199,19 +203,22 @@ def supervise(
         with contextlib.suppress(OSError):
             channel.tell(program)
             if (question := channel.question()) not in ("", answered):
-                channel.answer(question, _answer(program, question))
+                channel.answer(question, answer_for(program, question))
                 answered = question
         if program.join(channel.look_s):
             return program
 
 
-def _answer(program: RunningProgram, question: str) -> str:
-    _, method, arguments, options = json.loads(question)
+def answer_for(program: RunningProgram, question: str) -> str:
+    """Returns the answer of a program to a question, of whatever version; neither may end it."""
     value, error = None, ""
     try:
+        _, method, arguments, options = json.loads(question)
         if method not in _ASKED:
             raise LaunchError(f"a supervisor of this version is not asked for {method!r}")
         value = getattr(program, method)(*arguments, **options)
     except LaunchError as refused:
         error = str(refused)
+    except Exception as refused:  # noqa: BLE001 - it is reported
+        error = repr(refused)
     return json.dumps({"value": value, "error": error})
