@@ -10,8 +10,8 @@ from launchpad_lite.parts.as_json import to_json
 
 DEADLOCK = "deadlock: "  # how its text begins
 STALLED = "no node computes"  # the last line about a program in which nothing can go on by itself
-#: How a thread does that may go on: by itself, or by what comes from outside of the program.
-_GOES_ON = ("computes", "sleeps", "waits for a file or a connection", "waits for a process")
+#: How a thread does that may go on by what comes from outside of the program.
+_FROM_OUTSIDE = ("reads ", "waits for a file or a connection", "waits for a process")
 #: Why a node does not answer, by the state of its process; a letter as in `/proc/PID/stat`.
 _SILENCE = {
     "": "it was stopped, its host is busy, or it runs code that holds the GIL",
@@ -226,7 +226,12 @@ def _causes(actors: Sequence[_Actor]) -> Iterator[str]:
 
 def _is_stalled(actors: Sequence[_Actor]) -> bool:
     """Returns whether some wait for others without a limit, and no other goes on meanwhile."""
-    if any(each.does.doing in ("computes", "sleeps") for each in actors):
+    if any(
+        each.does.doing in ("computes", "sleeps")
+        # It may give what comes from outside to any other.
+        or (_hears(each.does) and each.does.place != IN_LIBRARY and not each.does.server)
+        for each in actors
+    ):
         return False
     distances = _distances(actors, limits=False)
     chains = (
@@ -235,9 +240,13 @@ def _is_stalled(actors: Sequence[_Actor]) -> bool:
         if each.targets and each in distances and each.does.place != IN_LIBRARY
     )
     return any(
-        not any(each.does.is_limited for each in chain) and chain[-1].does.doing not in _GOES_ON
+        not any(each.does.is_limited for each in chain) and not _hears(chain[-1].does)
         for chain in chains
     )
+
+
+def _hears(does: ThreadActivity) -> bool:
+    return does.doing.startswith(_FROM_OUTSIDE)
 
 
 def _chain(actor: _Actor, distances: Mapping[_Actor, int]) -> Iterator[_Actor]:

@@ -250,6 +250,10 @@ def test_that_no_node_computes_is_said_unless_one_may_go_on() -> None:
     for other in ("computes", "sleeps", "waits for a file or a connection"):
         moving = dataclasses.replace(stuck, doing=other)
         assert STALLED not in explain(_nodes(a=_node(asks), b=_node(moving)))
+    hears = ThreadActivity("run", "b.py:2", doing="reads a socket")  # and may fill the queue
+    assert STALLED not in explain(_nodes(a=_node(asks), b=_node(stuck, hears)))
+    receives = dataclasses.replace(asks, doing="reads a socket")
+    assert STALLED in explain(_nodes(a=_node(receives), b=_node(stuck)))
     limited = dataclasses.replace(asks, is_limited=True)
     assert STALLED not in explain(_nodes(a=_node(limited), b=_node(stuck)))
 
