@@ -106,7 +106,7 @@ class HistogramMetric(_Metric):
     def observe(self, value: float) -> None:
         """Counts a value."""
         value = self._finite(value)
-        bound = 2.0 ** math.frexp(value)[1] if value > 0 else 0.0
+        bound = 2.0 ** min(math.frexp(value)[1], 1023) if value > 0 else 0.0
         with self._lock:
             self._sum += value
             self._buckets[bound] = self._buckets.get(bound, 0) + 1
@@ -212,8 +212,15 @@ class _NodeNumbers:
         found: dict[str, dict[str, Any]] = {"counter": {}, "gauge": {}, "histogram": {}}
         for name, each in list(self._metrics.items()):
             found[each.kind][name] = each.value
-        logged = {k: v if math.isfinite(v) else None for k, v in self.logged.copy().items()}
-        return {**found, "log": logged, "step": self._step}
+        found["log"] = self.logged.copy()
+        for kind in (
+            "counter",
+            "gauge",
+            "log",
+        ):  # JSON has no other numbers, and sums may be too large
+            for name, value in found[kind].items():
+                found[kind][name] = value if value is None or math.isfinite(value) else None
+        return {**found, "step": self._step}
 
 
 _numbers: "weakref.WeakKeyDictionary[NodeRuntime, _NodeNumbers]" = weakref.WeakKeyDictionary()
@@ -266,8 +273,10 @@ def log(values: Mapping[str, float], step: int | None = None) -> None:
     if step is not None and not hasattr(step, "__index__"):
         raise TypeError(f"lp.log: step is a whole number, not {step!r}")
     here = _here()
+    known = {*here.logged}
     for name in values:
-        here.check(name, here.logged)
+        here.check(name, known)
+        known.add(name)
     numbers = {name: _number(name, value) for name, value in values.items()}
     here.log(numbers, None if step is None else step.__index__())
 

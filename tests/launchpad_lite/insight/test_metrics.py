@@ -1,5 +1,6 @@
 """Numbers of nodes: `lp.metrics` and `lp.log`, and what a supervisor hears of them."""
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import pytest
 
 import launchpad_lite as lp
+from launchpad_lite.insight.metrics import numbers
 from launchpad_lite.testing import LaunchedProgram, poll_until
+from launchpad_lite.worker.runtime import current_runtime
 
 Launch = Callable[..., LaunchedProgram]
 
@@ -94,6 +97,7 @@ def _refused(program: lp.Program) -> list[str]:
             lambda: lp.log({"loss": [1, 2]}),  # type: ignore[dict-item]
             lambda: lp.log({"loss": 1}, step=0.5),  # type: ignore[arg-type]
             lambda: lp.log(0.3),  # type: ignore[arg-type]
+            lambda: lp.log({f"user{each}": 1 for each in range(2000)}),
             lambda: [lp.metrics.counter(f"user{each}") for each in range(1000)],
         )
 
@@ -103,7 +107,7 @@ def _refused(program: lp.Program) -> list[str]:
 
 
 _TOO_MANY = (
-    "this node has 1000 metrics already, without 'user997': names are for kinds of things, not for "
+    "this node has 1000 metrics already, without {!r}: names are for kinds of things, not for "
     "each of them"
 )
 
@@ -120,5 +124,24 @@ def test_names_and_values_that_cannot_be_are_refused() -> None:
         "'loss' is a number, not [1, 2]",
         "lp.log: step is a whole number, not 0.5",
         "lp.log takes values by name, as {'loss': 0.3}, not 0.3",
-        _TOO_MANY,
+        _TOO_MANY.format("user1000"),
+        _TOO_MANY.format("user997"),
     ]
+
+
+def test_sums_that_are_too_large_are_left_out() -> None:
+    found = []
+
+    def run() -> None:
+        runtime = current_runtime()
+        for value in (1e308, 1.7e308):
+            lp.metrics.counter("n").add(value)
+            lp.metrics.histogram("h").observe(value)
+        metrics = numbers(runtime, None, None)["metrics"]
+        found.append((metrics["counter"], metrics["histogram"]["h"]["buckets"]))
+        json.dumps(metrics["counter"], allow_nan=False)
+
+    program = lp.Program("large")
+    program.add_node(lp.PyNode(run), label="node")
+    lp.launch(program, "local_mt").wait()
+    assert found == [({"n": None}, [[2.0**1023, 2]])]
