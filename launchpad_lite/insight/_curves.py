@@ -41,7 +41,8 @@ class Curves:
         self.edges: dict[tuple[str, str], float] = {}
         self.end: Row | None = None
         self._now: dict[tuple[str, str], float] = {}  # values of nodes, and sums of groups
-        self._points: dict[tuple[str, str], list[tuple[float, float | None]]] = {}
+        #: Points by chart and line; None in place of those of lines that are not drawn.
+        self._points: dict[str, dict[str, list[tuple[float, float | None]] | None]] = {}
 
     def take_in(self, rows: Iterable[Row]) -> None:
         """Adds rows; those of one moment stand together."""
@@ -70,14 +71,19 @@ class Curves:
         label = label_of(node)
         for name in names:
             before = self._now.get((name, node), 0.0)
-            if (value := row[name] or 0.0) == before == 0.0 and (name, label) not in self._points:
+            if (value := row[name] or 0.0) == before == 0.0 and label not in self._points.get(
+                name, ()
+            ):
                 continue  # not known yet
             self._now[name, node] = value
             self._now[name, label] = total = self._now.get((name, label), 0.0) + value - before
             self._add(name, label, t, total)
 
     def _add(self, name: str, line: str, t: float, value: float | None) -> None:
-        points = self._points.setdefault((name, line), [])
+        lines = self._points.setdefault(name, {})
+        points = lines.setdefault(line, [] if len(lines) < _MOST_LINES else None)
+        if points is None:
+            return
         if points and points[-1][0] == t:
             points[-1] = t, value
             return
@@ -88,14 +94,12 @@ class Curves:
 
     def charts(self) -> list[dict[str, Any]]:
         """Returns the charts: each a title and lines, each a name, times and values."""
-        found: dict[str, list[tuple[str, list[tuple[float, float | None]]]]] = {}
-        for (name, line), points in self._points.items():
-            found.setdefault(name, []).append((line, points))
+        found = self._points
         ours = [name for name in _CHARTS if name in found]
         return [
             {
                 "title": _CHARTS.get(name, name),
-                "lines": [_line(*each) for each in found[name][:_MOST_LINES]],
+                "lines": [_line(line, points) for line, points in found[name].items() if points],
                 "more": max(0, len(found[name]) - _MOST_LINES),
             }
             for name in [*ours, *sorted(found.keys() - set(ours))]

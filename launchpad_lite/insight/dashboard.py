@@ -32,7 +32,7 @@ from launchpad_lite.insight.history import FollowedHistory, RowMaker
 from launchpad_lite.insight.top import PERIOD_S
 from launchpad_lite.launching import NodeStatus, RunningProgram
 from launchpad_lite.launching.registry import Inspector
-from launchpad_lite.parts.log_file import find_logs, log_path, read_log
+from launchpad_lite.parts.log_file import find_logs, log_path, log_pieces, read_log
 
 _PAGE = Path(__file__).parent / "page"
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
@@ -47,8 +47,10 @@ _HEADERS = {
 }
 #: A look takes at most one part in so many of the time; what an answer costs other threads, in seconds.
 _REST, _ANSWER_S = 40, 1e-4
-#: Lines of logs that are shown, and connections that may be open.
-_MOST_LINES, _MOST_CONNECTIONS = 500, 32
+#: Lines of logs that are shown, and bytes of each; connections that may be open.
+_MOST_LINES, _MOST_LINE_BYTES, _MOST_CONNECTIONS = 500, 4096, 32
+#: What is read of a log each second. A search reads all of it, which may take half a second.
+_TAIL_BYTES = 1 << 20
 
 
 class ProgramPage:
@@ -158,9 +160,11 @@ class ProgramPage:
         word = search.lower().encode()
         lines: Iterator[bytes] = iter(())
         if self._folder is not None and node in {row.status.name for row in self._sight.rows}:
-            lines = read_log(log_path(self._folder, node))
-        found = collections.deque((line for line in lines if word in line.lower()), _MOST_LINES)
-        return b"".join(found).decode(errors="replace").rstrip() or "no such lines are kept"
+            path = log_path(self._folder, node)
+            lines = read_log(path) if word else iter(_tail(path))
+        chosen = (line.rstrip(b"\n")[:_MOST_LINE_BYTES] for line in lines if word in line.lower())
+        found = collections.deque(chosen, _MOST_LINES)
+        return b"\n".join(found).decode(errors="replace").rstrip() or "no such lines are kept"
 
     def stacks(self, node: str) -> str:
         """Returns where the threads of a node are."""
@@ -185,6 +189,15 @@ class ProgramPage:
         with self._lock:
             self._renew()
             return as_prometheus(self._sight)
+
+
+def _tail(path: Path) -> list[bytes]:
+    data = b""
+    for piece in reversed(log_pieces(path)):
+        with piece.open("rb") as file:
+            file.seek(max(0, piece.stat().st_size - _TAIL_BYTES + len(data)))
+            data = file.read() + data
+    return data.split(b"\n")
 
 
 def _lines(text: str) -> str:
@@ -241,6 +254,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self._answer(HTTPStatus.NOT_FOUND, {"error": f"there is no {plain(name)}"})
         except (LaunchError, courier.CourierError, OSError) as error:
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, {"error": _lines(str(error))})
+        except Exception as error:  # noqa: BLE001 - as of a history that another program wrote
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": _lines(repr(error))})
 
     def _has_token(self) -> bool:
         expected = f"Bearer {self.server.token}".encode()
@@ -316,7 +331,7 @@ def show_dashboard(inspector: Inspector | None, folder: Path | None, port: int) 
     """Serves the page of a program of another process, or of a folder, until Ctrl-C."""
     try:
         server = PageServer(ProgramPage(inspector, folder), port)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise LaunchError(
             f"cannot serve at port {port}: {error}; name another: --port=0"
         ) from error

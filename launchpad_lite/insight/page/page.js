@@ -267,7 +267,8 @@ async function renew() {
       drawCharts((await ask("api/curves")).charts);
       curvesAt = performance.now() + 5000 * period;
     }
-    if (!at("detail").hidden && tab === "logs") showTab("logs");
+    // A search reads a whole log, so it is done when it is typed.
+    if (!at("detail").hidden && tab === "logs" && !at("search").value) showTab("logs");
     took.splice(0, took.length - 99);
     took.push(performance.now() - began);
   } catch (error) {

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 import launchpad_lite as lp
+from launchpad_lite.errors import LaunchError
 from launchpad_lite.insight._curves import Curves
 from launchpad_lite.insight._prometheus import as_prometheus
 from launchpad_lite.insight._view import CallRates, NodeRow, ProgramSight
-from launchpad_lite.insight.dashboard import PageServer, ProgramPage, serve
+from launchpad_lite.insight.dashboard import PageServer, ProgramPage, serve, show_dashboard
 from launchpad_lite.launching import NodeStatus
 from launchpad_lite.launching.status_table import mimes
 from launchpad_lite.testing import LaunchedProgram, poll_until
@@ -207,3 +208,28 @@ def test_a_flag_serves_the_page_of_a_launch(tmp_path: Path) -> None:
         assert [node for node, _ in _states(url)] == ["node[0]"]
         process.terminate()
         assert process.wait(20) == 143
+
+
+def test_a_page_tells_what_is_wrong_with_a_folder_and_reads_the_end_of_long_logs(
+    tmp_path: Path,
+) -> None:
+    row = {"t": 1.0, "kind": "node", "node": "a[0]", "state": "ended", "cpu": None, "mib": None}
+    (tmp_path / "history.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.log.1").write_bytes(b"first\n" + b"x" * (2 << 20) + b"\n")
+    (tmp_path / "a" / "0.log").write_bytes(b"last\n")
+    closed = threading.Event()
+    server = PageServer(ProgramPage(None, tmp_path), until=closed.is_set)
+    assert [each[0] for each in _fetch(server.url, "api/state")["nodes"]] == ["a[0]"]
+    tail = _fetch(server.url, "api/logs?node=a[0]")["text"].split("\n")
+    assert [len(line) for line in tail] == [4096, 4]
+    assert _fetch(server.url, "api/logs?node=a[0]&search=first")["text"] == "first"
+    (tmp_path / "history.jsonl").write_text(json.dumps({"t": 1.0, "kind": "node"}) + "\n")
+    page = PageServer(ProgramPage(None, tmp_path), until=closed.is_set)
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        _fetch(page.url, "api/state")
+    with raised.value as answer:
+        assert (answer.code, json.load(answer)) == (500, {"error": "KeyError('cpu')"})
+    closed.set()
+    with pytest.raises(LaunchError, match=r"port 99999: .*--port=0"):
+        show_dashboard(None, tmp_path, 99999)

@@ -44,7 +44,7 @@ def test_what_nodes_print_is_shown_as_text(
     tab.open(serve(running))
     last = "document.querySelector('#rows .last')?.textContent"
     tab.wait_for(f"{last} == 'step 1: loss=0.5'")
-    assert tab.evaluate("location.hash + document.title") == "hostile: running"
+    tab.wait_for("location.hash + document.title == 'hostile: running'")
     tab.evaluate("document.querySelector('#rows .row').click()")
     tab.wait_for("document.getElementById('text').textContent.includes('step 1')")
     shown = tab.evaluate("document.getElementById('text').textContent")
