@@ -145,20 +145,21 @@ def ask(
         )
     elif command == "report":
         print(shown(write_report(inspector, log_dir, options.output)), end="")  # noqa: T201
-    elif command == "profile":
-        try:
-            found = take_profile(
-                inspector.ask, [*chosen], options.seconds or _PROFILE_S, options.output or None
-            )
-        except ValueError as error:
-            raise ProgramPathError(str(error)) from None
-        print(shown(found))  # noqa: T201
-    elif command == "trace":
+    elif command in ("profile", "trace"):
         hosts = {each.name: each.host for each in known if each.name in chosen}
+        seconds, output = options.seconds, options.output
         try:
-            print(shown(take_trace(inspector.ask, hosts, options.seconds, options.output)))  # noqa: T201
+            if command == "trace":
+                found = take_trace(inspector.ask, hosts, seconds, output)
+            else:
+                found = take_profile(inspector.ask, [*hosts], seconds or _PROFILE_S, output or None)
         except ValueError as error:
             raise ProgramPathError(str(error)) from None
+        except courier.CourierError:  # some are an OSError, too
+            raise
+        except OSError as error:
+            raise LaunchError(f"cannot write {output}: {error}; name another --output=") from error
+        print(shown(found))  # noqa: T201
     elif command == "attach":
         if len(chosen) != 1:
             raise LaunchError(f"{title}; `attach` looks into one node, not {', '.join(chosen)}")

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import launchpad_lite as lp
+from launchpad_lite.cli._run_commands import AskOptions, ask
 from launchpad_lite.launching import flame_graph
+from launchpad_lite.launching.registry import Inspector
 from launchpad_lite.testing import poll_until
 
 
@@ -38,6 +40,10 @@ def test_a_profile_tells_threads_that_compute_from_those_that_wait(tmp_path: Pat
             running.profile("busy[0]", 0.1, tmp_path / "busy.png")
         with pytest.raises(lp.LaunchError, match=r"busy\[1\] has no profile: it does not answer"):
             running.profile("busy[1]", 0.1)
+        for command, name in (("profile", "no/a.svg"), ("trace", "no/a.json")):
+            options = AskOptions(seconds=0.1, output=str(tmp_path / name))
+            with pytest.raises(lp.LaunchError, match=r"cannot write .*no.a\..*another --output="):
+                ask(command, Inspector(running), None, [], options)
         running.request_stop("enough")
     assert "a thread that needs the interpreter lock waits" in text
     stacks = [line.rpartition(" ")[0].split(";") for line in output.read_text().splitlines()]
