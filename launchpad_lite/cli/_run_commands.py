@@ -6,13 +6,14 @@ import json
 import sys
 import textwrap
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import courier
 from launchpad_lite.cli._report import write_report
 from launchpad_lite.errors import LaunchError, ProgramPathError
+from launchpad_lite.launching import NodeStatus
 from launchpad_lite.launching.call_trace import take_trace
 from launchpad_lite.launching.flame_graph import take_profile
 from launchpad_lite.launching.registry import Inspector, RegistryEntry, running_programs
@@ -21,20 +22,6 @@ from launchpad_lite.parts.as_json import to_json
 from launchpad_lite.parts.escapes import shown
 from launchpad_lite.parts.log_file import FollowedLogs, folder_of_runs
 
-#: The options of each command.
-COMMANDS: Mapping[str, Sequence[str]] = {
-    "status": ("json",),
-    "logs": ("follow", "json"),
-    "stop": (),
-    "stack": ("json",),
-    "why": ("json",),
-    "profile": ("seconds", "output"),
-    "trace": ("seconds", "output"),
-    "attach": (),
-    "report": ("output",),
-    "top": (),
-    "dashboard": ("port",),
-}
 #: Seconds between two reads of followed logs.
 _FOLLOW_S = 0.2
 _PROFILE_S = 5.0
@@ -115,99 +102,121 @@ def _choose(
     return meant[0], words[1:] if named else words
 
 
+class _Asked(NamedTuple):
+    """What a command is to look at."""
+
+    inspector: Inspector
+    log_dir: Path | None
+    title: str
+    nodes: Sequence[NodeStatus]  # that are chosen
+    is_part: bool  # whether some were named
+    options: AskOptions
+
+    @property
+    def names(self) -> list[str]:
+        return [each.name for each in self.nodes]
+
+
 def ask(
     command: str,
     inspector: Inspector,
     log_dir: Path | None,
-    nodes: Sequence[str],
+    words: Sequence[str],
     options: AskOptions,
 ) -> None:
-    """Runs a command for a running program, of which `inspector` tells."""
-    if command == "stop" and not nodes:
+    """Runs a command for a running program, of which `inspector` tells; `words` name nodes."""
+    if command == "stop" and not words:
         # First: after a query of a run that has ended, it cannot be removed any more.
         print(shown(inspector.stop()))  # noqa: T201
         return
     title, known = inspector.status()
-    chosen = _matching([each.name for each in known], nodes, title)
-    if command == "status" and options.json:
-        nodes_known = [to_json(each) for each in known if each.name in chosen]
-        folder = None if log_dir is None else str(log_dir)
-        print_json(summary=title, log_dir=folder, nodes=nodes_known)
-    elif command == "status":
-        print(shown(title))  # noqa: T201
-        print(shown(render_status([each for each in known if each.name in chosen])))  # noqa: T201
-        if log_dir is not None:
-            print(f"logs: {log_dir}")  # noqa: T201
-    elif command in ("dashboard", "report", "stop", "top", "why") and nodes:
+    chosen = _matching([each.name for each in known], words, title)
+    if words and command in _OF_PROGRAMS:
         does = "ends" if command == "stop" else "looks at"
         raise LaunchError(
-            f"{title}; `{command}` {does} whole programs, not nodes: {', '.join(nodes)}"
+            f"{title}; `{command}` {does} whole programs, not nodes: {', '.join(words)}"
         )
-    elif command == "report":
-        print(shown(write_report(inspector, log_dir, options.output)), end="")  # noqa: T201
-    elif command in ("profile", "trace"):
-        hosts = {each.name: each.host for each in known if each.name in chosen}
-        seconds, output = options.seconds, options.output
-        try:
-            if command == "trace":
-                found = take_trace(inspector.ask, hosts, seconds, output)
-            else:
-                found = take_profile(inspector.ask, [*hosts], seconds or _PROFILE_S, output or None)
-        except ValueError as error:
-            raise ProgramPathError(str(error)) from None
-        except courier.CourierError:  # some are an OSError, too
+    nodes = [each for each in known if each.name in chosen]
+    try:
+        run, _ = _COMMANDS[command]
+        run(_Asked(inspector, log_dir, title, nodes, bool(words), options))
+    except ValueError as error:  # an option
+        raise ProgramPathError(str(error)) from None
+    except courier.CourierError:  # some are an OSError, too
+        raise
+    except OSError as error:
+        if not options.output:
             raise
-        except OSError as error:
-            raise LaunchError(f"cannot write {output}: {error}; name another --output=") from error
-        print(shown(found))  # noqa: T201
-    elif command == "attach":
-        if len(chosen) != 1:
-            raise LaunchError(f"{title}; `attach` looks into one node, not {', '.join(chosen)}")
-        _attach(inspector, *chosen)
-    elif command == "why" and options.json:
-        print_json(**inspector.wait_graph())
-    elif command == "why":
-        print(shown(inspector.why()))  # noqa: T201
-    elif command == "top":
-        from launchpad_lite.insight.top import show_top
+        text = f"cannot write {options.output}: {error}; name another --output="
+        raise LaunchError(text) from error
 
-        show_top(inspector, log_dir)
-    elif command == "dashboard":
-        _show_dashboard(inspector, log_dir, options.port)
-    elif command == "stack":
-        stacks = {k: text for k, text in inspector.stacks().items() if not nodes or k in chosen}
-        if options.json:
-            print_json(stacks=stacks)
-        for node, text in () if options.json else stacks.items():
-            print(shown(f"{node}\n{textwrap.indent(text, '  ')}\n"))  # noqa: T201
+
+def _status(asked: _Asked) -> None:
+    if asked.options.json:
+        folder = None if asked.log_dir is None else str(asked.log_dir)
+        print_json(summary=asked.title, log_dir=folder, nodes=[to_json(x) for x in asked.nodes])
+        return
+    print(shown(f"{asked.title}\n{render_status(asked.nodes)}"))  # noqa: T201
+    if asked.log_dir is not None:
+        print(f"logs: {asked.log_dir}")  # noqa: T201
+
+
+def _logs(asked: _Asked) -> None:
+    inspector, log_dir = asked.inspector, asked.log_dir
+    is_empty = True
+    for node, line in _followed(inspector, log_dir) if asked.options.follow else inspector.output():
+        is_empty = False
+        if not asked.is_part or node in asked.names:
+            text = line.decode(errors="replace").rstrip("\r\n")
+            said = {"node": node, "line": text}
+            line_shown = json.dumps(said) if asked.options.json else shown(f"[{node}] {text}")
+            print(line_shown, flush=True)  # noqa: T201
+    if is_empty and log_dir is None:
+        raise LaunchError(
+            "what its nodes print is not kept: it is in the output of the process that launched it"
+        )
+
+
+def _stack(asked: _Asked) -> None:
+    stacks = asked.inspector.stacks()
+    stacks = {k: text for k, text in stacks.items() if not asked.is_part or k in asked.names}
+    if asked.options.json:
+        print_json(stacks=stacks)
+        return
+    for node, text in stacks.items():
+        print(shown(f"{node}\n{textwrap.indent(text, '  ')}\n"))  # noqa: T201
+
+
+def _why(asked: _Asked) -> None:
+    if asked.options.json:
+        print_json(**asked.inspector.wait_graph())
     else:
-        lines = _followed(inspector, log_dir) if options.follow else inspector.output()
-        is_empty = True
-        for node, line in lines:
-            is_empty = False
-            if not nodes or node in chosen:
-                text = line.decode(errors="replace").rstrip("\r\n")
-                said = {"node": node, "line": text}
-                line_shown = json.dumps(said) if options.json else shown(f"[{node}] {text}")
-                print(line_shown, flush=True)  # noqa: T201
-        if is_empty and log_dir is None:
-            raise LaunchError(
-                "what its nodes print is not kept: it is in the output of the process that launched it"
-            )
+        print(shown(asked.inspector.why()))  # noqa: T201
 
 
-def print_json(**content: Any) -> None:
-    """Prints an object in one line: what `docs/command_line.md` describes."""
-    print(json.dumps({"format": 1, **content}))  # noqa: T201
+def _profile(asked: _Asked) -> None:
+    seconds, output = asked.options.seconds or _PROFILE_S, asked.options.output or None
+    print(shown(take_profile(asked.inspector.ask, asked.names, seconds, output)))  # noqa: T201
 
 
-def _attach(inspector: Inspector, node: str) -> None:
+def _trace(asked: _Asked) -> None:
+    hosts = {each.name: each.host for each in asked.nodes}
+    seconds, output = asked.options.seconds, asked.options.output
+    print(shown(take_trace(asked.inspector.ask, hosts, seconds, output)))  # noqa: T201
+
+
+def _attach(asked: _Asked) -> None:
     """Passes on lines to the debugger of a node, until it or the input ends."""
+    if len(asked.nodes) != 1:
+        raise LaunchError(
+            f"{asked.title}; `attach` looks into one node, not {', '.join(asked.names)}"
+        )
+    (node,) = asked.names
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - `input` edits lines with it
     argument: str | None = None
     while True:
-        answers = inspector.ask("debug", argument, nodes=[node], timeout_s=_ANSWER_S)
+        answers = asked.inspector.ask("debug", argument, nodes=[node], timeout_s=_ANSWER_S)
         answer = answers.get(node, {"error": "it does not answer, or has ended"})
         if "error" in answer:
             raise LaunchError(f"{node} has no debugger: {answer['error']}")
@@ -222,6 +231,44 @@ def _attach(inspector: Inspector, node: str) -> None:
             except (EOFError, KeyboardInterrupt):
                 argument = "=quit"
                 print()  # noqa: T201
+
+
+def _report(asked: _Asked) -> None:
+    text = write_report(asked.inspector, asked.log_dir, asked.options.output)
+    print(shown(text), end="")  # noqa: T201
+
+
+def _top(asked: _Asked) -> None:
+    from launchpad_lite.insight.top import show_top
+
+    show_top(asked.inspector, asked.log_dir)
+
+
+def _dashboard(asked: _Asked) -> None:
+    _show_dashboard(asked.inspector, asked.log_dir, asked.options.port)
+
+
+#: What each command does, and its options.
+_COMMANDS: Mapping[str, tuple[Callable[[_Asked], None], Sequence[str]]] = {
+    "status": (_status, ("json",)),
+    "logs": (_logs, ("follow", "json")),
+    "stack": (_stack, ("json",)),
+    "why": (_why, ("json",)),
+    "profile": (_profile, ("seconds", "output")),
+    "trace": (_trace, ("seconds", "output")),
+    "attach": (_attach, ()),
+    "report": (_report, ("output",)),
+    "top": (_top, ()),
+    "dashboard": (_dashboard, ("port",)),
+}
+COMMANDS = {**{name: options for name, (_, options) in _COMMANDS.items()}, "stop": ()}
+#: Those that look at a whole program.
+_OF_PROGRAMS = ("dashboard", "report", "stop", "top", "why")
+
+
+def print_json(**content: Any) -> None:
+    """Prints an object in one line: what `docs/command_line.md` describes."""
+    print(json.dumps({"format": 1, **content}))  # noqa: T201
 
 
 def _show_dashboard(inspector: Inspector | None, folder: Path | None, port: int) -> None:

@@ -76,7 +76,6 @@ class _MemberNode:
                 token: _doing(ident) if now - began_at > _LONG_S else ""
                 for token, (ident, began_at) in held.items()
             }
-            # The next one may reach it.
             with contextlib.suppress(*_PASSES):
                 if self._buffer.beat(self._who, doing, self._threads):
                     self._start_again()
