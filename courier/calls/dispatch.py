@@ -128,6 +128,7 @@ class Dispatcher:
         #: What its calls are counted for.
         self.scope = records.SCOPE.get()
         self._numbers: dict[str, records.MethodNumbers] = {}
+        records.USERS.add(self)
 
     def bind(self, name: str, method: Callable[..., Any]) -> None:
         marks = is_idempotent(method), grpc_paths(method)  # may run code of the object: no lock

@@ -87,6 +87,8 @@ _all: "dict[int, MethodNumbers]" = {}
 _by_key: "dict[tuple[object, str | None, str], MethodNumbers]" = {}
 #: In place of the connection, for calls inside this process.
 own_tag = int.from_bytes(os.urandom(4), "little")
+#: Those whose calls are counted: each has `_numbers`, by method.
+USERS: "weakref.WeakSet[Any]" = weakref.WeakSet()
 #: Servers of this process.
 QUEUES: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
@@ -155,6 +157,8 @@ def numbers_of(scope: object, server: str | None, method: str) -> MethodNumbers:
     with _lock:
         numbers = _by_key.get(key)
         if numbers is None:
+            if len(_all) >= _NAMES - 1:
+                _drop_unused()
             index = next((each for each in range(_NAMES - 1) if each not in _all), _NAMES - 1)
             if index in _all:
                 return _all[index]
@@ -163,6 +167,14 @@ def numbers_of(scope: object, server: str | None, method: str) -> MethodNumbers:
             numbers = _by_key[key] = _all[index] = MethodNumbers(key, index)
             numbers._enter()
         return numbers
+
+
+def _drop_unused() -> None:
+    """Makes room: drops the numbers of clients and servers that are gone."""
+    used = {id(each) for user in list(USERS) for each in list(user._numbers.values())}
+    for key, numbers in list(_by_key.items()):
+        if id(numbers) not in used:
+            del _by_key[key], _all[numbers.index]
 
 
 def forget(scope: object) -> None:

@@ -62,6 +62,7 @@ class Lane:
         #: What its calls are counted for.
         self._scope = records.SCOPE.get()
         self._numbers: dict[str, records.MethodNumbers] = {}
+        records.USERS.add(self)
         self._start_anew()
         survive(self)
 

@@ -121,3 +121,10 @@ def test_the_last_calls_of_a_process_outlive_its_sigkill(script: Script, tmp_pat
     assert served == [("echo", "ok"), ("die", "runs")]
     sides = {each.is_served: (each.tag, each.number) for each in calls if each.method == "die"}
     assert sides[True] == sides[False], "one number on both sides"
+
+
+def test_names_of_clients_that_are_gone_make_room_for_others() -> None:
+    for number in range(call_records._NAMES + 10):
+        call_records.numbers_of(None, f"gone-{number}", "call")
+    call_records.numbers_of(None, "newest", "call").begin(0.0, 0, 0, 0)
+    assert call_numbers()["made"]["newest: call"]["calls"] == 1
