@@ -1,5 +1,6 @@
 import asyncio
 import concurrent.futures
+import contextlib
 import gc
 import re
 import threading
@@ -309,7 +310,8 @@ def test_a_generator_that_fails_when_left_harms_nobody(serve: Serve) -> None:
     next(items)
     items.close()
     assert failed.wait(_PATIENCE_S)
-    assert next(client()) == 1
+    with contextlib.closing(client()) as items:
+        assert next(items) == 1
 
 
 def test_open_streams_hold_no_handler_and_all_advance(serve: Serve, node: Node, mode: str) -> None:
