@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -126,5 +127,5 @@ def test_the_last_calls_of_a_process_outlive_its_sigkill(script: Script, tmp_pat
 def test_names_of_clients_that_are_gone_make_room_for_others() -> None:
     for number in range(call_records._NAMES + 10):
         call_records.numbers_of(None, f"gone-{number}", "call")
-    call_records.numbers_of(None, "newest", "call").begin(0.0, 0, 0, 0)
+    call_records.numbers_of(None, "newest", "call").begin(time.perf_counter(), 0, 0, 0)
     assert call_numbers()["made"]["newest: call"]["calls"] == 1

@@ -198,8 +198,9 @@ class Caller:
         self._served.die(self._how)
 
 
-# Not as threads: a process that has run many tests may have no names left for more methods.
-@pytest.mark.parametrize(("launcher", "how"), [("test_mp", "killed"), ("test_mp", "raises")])
+@pytest.mark.parametrize(
+    ("launcher", "how"), [("test_mp", "killed"), ("test_mp", "raises"), ("test_mt", "raises")]
+)
 def test_the_report_and_the_folder_of_the_run_have_the_last_calls_of_a_node_that_failed(
     launch_program: Any, launcher: str, how: str, tmp_path: Path
 ) -> None:
