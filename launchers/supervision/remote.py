@@ -525,7 +525,8 @@ class AgentHost:
         asked = self._living.intersection(self._living if nodes is None else nodes)
         for node in asked:
             self.perform(Ask(node, number, question, argument))
-        self._send(LinkFrame("ping"))  # its answer tells of those that do not answer
+        if question == "look":
+            self._send(LinkFrame("ping"))  # of those that do not answer, the agent tells the state
         return functools.partial(self._said_when_asked.end, number, asked)
 
     def begin_to_close(self) -> None:
