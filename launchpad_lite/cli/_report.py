@@ -14,7 +14,7 @@ from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching.crash import versions
 from launchpad_lite.launching.registry import Inspector
 from launchpad_lite.parts.as_json import to_json
-from launchpad_lite.parts.log_file import find_logs
+from launchpad_lite.parts.log_file import end_of, find_logs
 from launchpad_lite.parts.private_files import write_private
 
 _TAIL_BYTES = 1 << 16  # of each log, and of each other file of a folder
@@ -72,6 +72,5 @@ def _environment() -> str:
 
 def _tail(path: Path) -> str:
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        text = file.read().decode(errors="replace")
+        text = end_of(file, _TAIL_BYTES).decode(errors="replace")
     return "".join(x for x in text.splitlines(True) if not x.startswith("arguments: "))

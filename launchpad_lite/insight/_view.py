@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import NodeStatus
 from launchpad_lite.parts.escapes import shown
-from launchpad_lite.parts.log_file import log_path
+from launchpad_lite.parts.log_file import end_of, log_path
 
 if TYPE_CHECKING:
     from launchpad_lite.launching.registry import Inspector
@@ -163,8 +163,8 @@ class LastLines:
             path = log_path(self._log_dir, node)
             if (now := path.stat().st_size) != size:
                 with path.open("rb") as file:
-                    file.seek(max(0, now - _TAIL_BYTES))
-                    *_, last = [b"", *filter(None, map(bytes.strip, file.read().split(b"\n")))]
+                    lines = end_of(file, _TAIL_BYTES).split(b"\n")
+                *_, last = [b"", *filter(None, map(bytes.strip, lines))]
                 self._known[node] = now, (line := plain(last.decode(errors="replace")))
         except OSError:
             pass

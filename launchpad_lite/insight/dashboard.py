@@ -32,7 +32,7 @@ from launchpad_lite.insight.history import FollowedHistory, RowMaker
 from launchpad_lite.insight.top import PERIOD_S
 from launchpad_lite.launching import NodeStatus, RunningProgram
 from launchpad_lite.launching.registry import Inspector
-from launchpad_lite.parts.log_file import find_logs, log_path, log_pieces, read_log
+from launchpad_lite.parts.log_file import end_of, find_logs, log_path, log_pieces, read_log
 
 _PAGE = Path(__file__).parent / "page"
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
@@ -195,8 +195,7 @@ def _tail(path: Path) -> list[bytes]:
     data = b""
     for piece in reversed(log_pieces(path)):
         with piece.open("rb") as file:
-            file.seek(max(0, piece.stat().st_size - _TAIL_BYTES + len(data)))
-            data = file.read() + data
+            data = end_of(file, _TAIL_BYTES - len(data)) + data
     return data.split(b"\n")
 
 

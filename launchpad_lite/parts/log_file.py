@@ -48,6 +48,12 @@ def log_pieces(path: Path) -> list[Path]:
     return [each for each in (_first(path), _previous(path), path) if each.exists()]
 
 
+def end_of(file: BinaryIO, most_bytes: int) -> bytes:
+    """Returns the last bytes of a file, at most so many."""
+    file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
+    return file.read()
+
+
 def log_path(folder: Path, node: str) -> Path:
     """Returns where the output of a node goes, in the folder of a run: `<label>/<replica>.log`."""
     label, _, replica = node.rstrip("]").rpartition("[")

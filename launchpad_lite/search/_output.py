@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from launchpad_lite.parts.log_file import end_of
 from launchpad_lite.parts.private_files import make_own_folder, open_private, open_to_read
 from launchpad_lite.search._messages import Life
 from launchpad_lite.search.tasks import RunningTrial
@@ -102,7 +103,6 @@ def last_lines(folder: str, number: int, *, was_lost: bool) -> str:
                 make_own_folder(log.parent)
                 aside.rename(log)
         with os.fdopen(open_to_read(log), "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()[-_MOST_LINES:]
+            lines = end_of(file, _MOST_BYTES).decode(errors="replace").splitlines()[-_MOST_LINES:]
             return "\n".join([f"\nThe end of {log}:", *lines]) if lines else ""
     return ""
