@@ -6,6 +6,7 @@ workers leave behind. On a system without adoption, a mark in the environment sh
 
 import contextlib
 import ctypes
+import functools
 import math
 import os
 import signal
@@ -46,14 +47,22 @@ def end_marked(mark: str, *, spare: tuple[int, ...] = ()) -> None:
         time.sleep(_PAUSE_S)
 
 
+@functools.cache  # workers have it from the agent: each would look for it in all of sys.path
+def _title_setter() -> Callable[[str], object] | None:
+    try:
+        import setproctitle
+    except ImportError:
+        return None
+    setter: Callable[[str], object] = setproctitle.setproctitle
+    return setter
+
+
 def name_process(name: str, title: str = "") -> None:
     """Names this process for `ps -o comm` (15 bytes), and with the extra `names` also its command line."""
     # Else it would write over the environment, whose mark shows that the process is ours.
     os.environ["SPT_NOENV"] = "1"
-    with contextlib.suppress(ImportError):
-        import setproctitle
-
-        setproctitle.setproctitle(title or name)
+    if (set_title := _title_setter()) is not None:
+        set_title(title or name)
     del os.environ["SPT_NOENV"]
     if sys.platform == "linux":
         LIBC.prctl(_PR_SET_NAME, name.encode()[:15])
