@@ -24,6 +24,7 @@ from launchers.supervision.watched import WatchedProgram
 from launchpad_lite.errors import LaunchError, LaunchpadError
 from launchpad_lite.launching import (
     LOOK_S,
+    LaunchOptions,
     LaunchPlan,
     Outcome,
     ProgramResult,
@@ -53,8 +54,20 @@ class ProgramElsewhere(WatchedProgram):
 
     answer_s: float
     launcher: str
-    #: One question at a time: a supervisor knows only the newest.
-    _asking = threading.Lock()
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        options: LaunchOptions,
+        log_dir: Path | None,
+        *,
+        is_launch: bool = True,
+        tells_logs: bool = True,
+    ) -> None:
+        """Prepares it, as `WatchedProgram` does."""
+        super().__init__(plan, options, log_dir, is_launch=is_launch, tells_logs=tells_logs)
+        #: One question at a time: a supervisor knows only the newest.
+        self._asking = threading.Lock()
 
     def detach(self, kind: str, reference: str, how: str) -> None:
         """Counts it as ended here, where it is not watched, and tells how to find it."""
