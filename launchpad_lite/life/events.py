@@ -170,6 +170,9 @@ class Logged(_NodeEvent):
     step: int | None
 
 
+#: What a thread does, of what decides whether a program can go on.
+COMPUTES, SLEEPS, WAITS, READS = "computes", "sleeps", "waits", "reads "
+WAITS_FOR_FILES, WAITS_FOR_PROCESS = "waits for a file or a connection", "waits for a process"
 IN_LIBRARY = "in code of the library"  # the place of a thread that runs no code of the user
 
 
@@ -182,7 +185,7 @@ class ThreadActivity(_Message):
     peer: str = ""  # where the call that it answers comes from; empty: it answers none
     server: str = ""  # name or address of the server for which it waits; empty: it waits for none
     method: str = ""  # the method that it has called there
-    doing: str = "waits"  # `computes`, or for what it waits
+    doing: str = WAITS  # `computes`, or for what it waits
     is_limited: bool = False  # whether its wait for a server ends after some time
     thread: int = 0  # its ident; 0: it is a task of an event loop
     behind: int = 0  # the thread of the same process for which it waits; 0: for none

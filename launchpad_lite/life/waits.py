@@ -4,14 +4,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launchpad_lite.life.events import IN_LIBRARY, Looked, ThreadActivity
+from launchpad_lite.life.events import (
+    COMPUTES,
+    IN_LIBRARY,
+    READS,
+    SLEEPS,
+    WAITS_FOR_FILES,
+    WAITS_FOR_PROCESS,
+    Looked,
+    ThreadActivity,
+)
 from launchpad_lite.life.result import named
 from launchpad_lite.parts.as_json import to_json
 
 DEADLOCK = "deadlock: "  # how its text begins
 STALLED = "no node computes"  # the last line about a program in which nothing can go on by itself
 #: How a thread does that may go on by what comes from outside of the program.
-_FROM_OUTSIDE = ("reads ", "waits for a file or a connection", "waits for a process")
+_FROM_OUTSIDE = (READS, WAITS_FOR_FILES, WAITS_FOR_PROCESS)
 #: Why a node does not answer, by the state of its process; a letter as in `/proc/PID/stat`.
 _SILENCE = {
     "": "it was stopped, its host is busy, or it runs code that holds the GIL",
@@ -227,7 +236,7 @@ def _causes(actors: Sequence[_Actor]) -> Iterator[str]:
 def _is_stalled(actors: Sequence[_Actor]) -> bool:
     """Returns whether some wait for others without a limit, and no other goes on meanwhile."""
     if any(
-        each.does.doing in ("computes", "sleeps")
+        each.does.doing in (COMPUTES, SLEEPS)
         # It may give what comes from outside to any other.
         or (_hears(each.does) and each.does.place != IN_LIBRARY and not each.does.server)
         for each in actors

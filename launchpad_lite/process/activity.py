@@ -14,39 +14,42 @@ from typing import Any, NamedTuple
 
 from courier import CallContext
 from courier.lowlevel import answered_call, awaited_call
-from launchpad_lite.life.events import IN_LIBRARY, ThreadActivity
+from launchpad_lite.life.events import (
+    COMPUTES,
+    IN_LIBRARY,
+    READS,
+    SLEEPS,
+    WAITS,
+    WAITS_FOR_FILES,
+    WAITS_FOR_PROCESS,
+    ThreadActivity,
+)
 from launchpad_lite.process.stacks import Stack, is_of_user, is_ours, walk_threads
 
-COMPUTES, WAITS = "computes", "waits"
 #: Seconds for which threads are watched; one that computes wants a twentieth of them at least.
 _WATCH_S, _LEAST = 0.05, 0.05
 #: What a thread does in a call of the system; "{}" is the file that its first argument names.
-_READS, _WRITES, _WAITS_FOR_LOCK = "reads {}", "writes {}", "waits for a lock"
-_SLEEPS, _WAITS_FOR_PROCESS, _WAITS_FOR_FILES = (
-    "sleeps",
-    "waits for a process",
-    "waits for a file or a connection",
-)
+_READS, _WRITES, _WAITS_FOR_LOCK = f"{READS}{{}}", "writes {}", "waits for a lock"
 _WAITS_FOR_FILE_LOCK, _WAITS_FOR_DISK = "waits for a lock of {}", "waits until {} is on the disk"
 #: Texts by the numbers of such calls.
 _CALLS_BY_MACHINE: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "x86_64": {
         _READS: (0, 17, 19, 45, 47),
         _WRITES: (1, 18, 20, 44, 46),
-        _SLEEPS: (35, 230),
+        SLEEPS: (35, 230),
         _WAITS_FOR_LOCK: (202,),
-        _WAITS_FOR_PROCESS: (61, 247),
-        _WAITS_FOR_FILES: (7, 23, 42, 43, 232, 270, 271, 281, 288),
+        WAITS_FOR_PROCESS: (61, 247),
+        WAITS_FOR_FILES: (7, 23, 42, 43, 232, 270, 271, 281, 288),
         _WAITS_FOR_FILE_LOCK: (72, 73),
         _WAITS_FOR_DISK: (74, 75),
     },
     "aarch64": {
         _READS: (63, 65, 67, 207, 212),
         _WRITES: (64, 66, 68, 206, 211),
-        _SLEEPS: (101, 115),
+        SLEEPS: (101, 115),
         _WAITS_FOR_LOCK: (98,),
-        _WAITS_FOR_PROCESS: (95, 260),
-        _WAITS_FOR_FILES: (22, 72, 73, 202, 203, 242),
+        WAITS_FOR_PROCESS: (95, 260),
+        WAITS_FOR_FILES: (22, 72, 73, 202, 203, 242),
         _WAITS_FOR_FILE_LOCK: (25, 32),
         _WAITS_FOR_DISK: (82, 83),
     },
@@ -60,7 +63,7 @@ _CALLS = {
 _WAITS_IN = {
     ("queue.py", "get"): "waits for an item of a queue",
     ("queue.py", "put"): "waits for room in a queue",
-    ("subprocess.py", ""): _WAITS_FOR_PROCESS,
+    ("subprocess.py", ""): WAITS_FOR_PROCESS,
     ("threading.py", "wait"): "waits for an event",
 }
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")

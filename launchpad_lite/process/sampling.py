@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+from launchpad_lite.life.events import COMPUTES, WAITS
 from launchpad_lite.process import stacks
 from launchpad_lite.process.activity import native_ids, scheduled_s
 
@@ -15,7 +16,7 @@ from launchpad_lite.process.activity import native_ids, scheduled_s
 _PERIOD_S, _SHARE = 0.01, 0.05
 #: The least part of that time for which a thread that computes has used a processor.
 _LEAST = 0.1
-_STATES = ("waits", "computes")
+_STATES = (WAITS, COMPUTES)
 
 #: Name, file, line and kind of a frame: `user`, `library`, or `ours`, which have no file.
 Place = tuple[str, str, int, str]
