@@ -22,6 +22,7 @@ from launchpad_lite.insight.dashboard import PageServer, ProgramPage, serve, sho
 from launchpad_lite.launching import NodeStatus
 from launchpad_lite.launching.status_table import mimes
 from launchpad_lite.testing import LaunchedProgram, poll_until
+from tests.launchpad_lite.insight.served import Caller, Server
 
 Launch = Callable[..., LaunchedProgram]
 
@@ -84,21 +85,6 @@ def test_numbers_in_the_format_of_prometheus() -> None:
         'launchpad_histogram_sum{node="a[0]",name="h"} 4.5',
         'launchpad_histogram_count{node="a[0]",name="h"} 3',
     ]
-
-
-class Server:
-    def get(self) -> int:
-        return 1
-
-
-class Caller:
-    def __init__(self, server: Any) -> None:
-        self._server = server
-
-    def run(self) -> None:
-        lp.log({"loss": 0.5}, step=self._server.get())
-        print("first\nsecond \x1b[31mred\x1b[0m", flush=True)
-        lp.wait_for_stop()
 
 
 def make_program() -> lp.Program:

@@ -11,6 +11,7 @@ import pytest
 import launchpad_lite as lp
 from launchpad_lite.insight.history import FollowedHistory, thin
 from launchpad_lite.testing import LaunchedProgram, poll_until
+from tests.launchpad_lite.insight.served import Caller, Server
 
 Launch = Callable[..., LaunchedProgram]
 
@@ -41,20 +42,6 @@ def test_of_older_rows_fewer_stay_but_all_changes_of_state() -> None:
     assert sum(map(len, few)) <= 5000
     assert _times(few)[0] == 0
     assert now - 2001 in _times(few)
-
-
-class Server:
-    def get(self) -> int:
-        return 1
-
-
-class Caller:
-    def __init__(self, server: Any) -> None:
-        self._server = server
-
-    def run(self) -> None:
-        lp.log({"loss": 0.5}, step=self._server.get())
-        lp.wait_for_stop()
 
 
 def _program(name: str) -> lp.Program:
