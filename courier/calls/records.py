@@ -324,8 +324,7 @@ def _read(memory: mmap.mmap) -> Iterator[tuple[int, RecordedCall]]:
             methods[key] = kind == _SERVED, server, method
     for position, record in enumerate(_RECORD.iter_unpack(memory[_RING_AT:])):
         began, tag, number, thread, index, took_s, end = record
-        if not began and position:
-            break  # it was never full
+        # A Ctrl-C may have come between a number and its record: that place stays as it was.
         if began > 0 and index in methods:
             is_served, server, method = methods[index]
             peer = peers.get(tag, "this process") if is_served else server

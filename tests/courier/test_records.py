@@ -129,3 +129,10 @@ def test_names_of_clients_that_are_gone_make_room_for_others() -> None:
         call_records.numbers_of(None, f"gone-{number}", "call")
     call_records.numbers_of(None, "newest", "call").begin(time.perf_counter(), 0, 0, 0)
     assert call_numbers()["made"]["newest: call"]["calls"] == 1
+
+
+def test_a_record_that_an_interrupt_kept_from_being_written_hides_no_later_one() -> None:
+    next(call_records._count)
+    numbers = call_records.numbers_of(None, "later", "call")
+    numbers.begin(time.perf_counter(), 0, 0, 1)
+    assert [each.method for each in call_records.newest_calls(1)] == ["call"]
