@@ -953,7 +953,7 @@ def test_an_action_that_is_interrupted_leaves_nothing_that_others_wait_for(
             began = time.monotonic()
             with pytest.raises(AlarmError):
                 forever.collect()
-            assert time.monotonic() - began < 1.3
+            assert time.monotonic() - began < 30  # not until the task ends
             if launcher == "local_mt":
                 assert "is a thread of this process and cannot be ended" in caplog.text
                 _LONG.set()
