@@ -5,7 +5,6 @@ import collections
 import itertools
 import pickle
 import random
-import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -14,31 +13,10 @@ import pytest
 from launchpad_lite.engines._member import ElsewhereError, GoneError, RingMember, key_place
 from launchpad_lite.engines._ring import Contact
 from launchpad_lite.engines.errors import ValuesLostError
+from tests.simulated_time import simulate
 
 KEYS = range(12)
 LOOK_S = 0.2
-
-
-class _Clock(selectors.SelectSelector):
-    """Lets time pass at once."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        assert timeout is not None, "nothing happens any more"
-        self.now += timeout
-        return []
-
-
-def simulate(main: Coroutine[Any, Any, None]) -> None:
-    """Runs a coroutine, in simulated time."""
-    clock = _Clock()
-    loop = asyncio.SelectorEventLoop(clock)
-    loop.time = lambda: clock.now  # type: ignore[method-assign]
-    try:
-        loop.run_until_complete(main)
-    finally:
-        loop.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from launchpad_lite.replicas import ReplicaLostError
 from launchpad_lite.replicas._meeting import Generation, GenerationEnd, Meeting
+from tests.simulated_time import simulate
 
 
 class Member:
@@ -34,10 +35,7 @@ class Member:
 def meet(size: int, story: Callable[[Meeting], Awaitable[None]]) -> None:
     """Runs a story in an event loop."""
 
-    async def run() -> None:
-        await asyncio.wait_for(story(Meeting(size)), 5)
-
-    asyncio.run(run())
+    simulate(asyncio.wait_for(story(Meeting(size)), 5))
 
 
 def test_a_generation_begins_when_all_are_there_and_knows_of_each() -> None:
@@ -120,7 +118,7 @@ def test_those_who_are_enough_go_on_until_the_lost_one_is_back() -> None:
         again = [await Member.comes(meeting, rank) for rank in (0, 2)]
         assert (await again[0].begun).members == (0, 1, 2)
 
-    asyncio.run(asyncio.wait_for(story(), 5))
+    simulate(asyncio.wait_for(story(), 5))
 
 
 def test_the_time_to_wait_for_others_begins_again_with_each_loss() -> None:
@@ -137,7 +135,7 @@ def test_the_time_to_wait_for_others_begins_again_with_each_loss() -> None:
         assert not first.begun.done()
         assert (await first.begun).members == (0,)
 
-    asyncio.run(asyncio.wait_for(story(), 5))
+    simulate(asyncio.wait_for(story(), 5))
 
 
 def test_who_does_not_attend_is_told_so() -> None:
@@ -158,4 +156,4 @@ def test_fewer_never_begin_before_all_were_there_nor_without_the_first() -> None
         await asyncio.sleep(0.01)
         assert not rest[0].begun.done()
 
-    asyncio.run(asyncio.wait_for(story(), 5))
+    simulate(asyncio.wait_for(story(), 5))
