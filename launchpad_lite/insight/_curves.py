@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from launchpad_lite.insight._view import plain, view_text
 from launchpad_lite.insight.history import Row
 
 #: Points that a curve keeps: above, every other of its older half goes.
 _MOST_POINTS = 1200
-#: Lines that are drawn in one chart, and points of each.
+#: Lines that are drawn in one chart, or nodes whose view is shown; points of each line.
 _MOST_LINES, _SHOWN_POINTS = 8, 300
 _CHARTS = {"cpu": "cores", "mib": "memory (MiB)", "in_s": "calls/s served"}
 
@@ -40,6 +41,7 @@ class Curves:
         self.rates: dict[str, Row] = {}
         self.edges: dict[tuple[str, str], float] = {}
         self.end: Row | None = None
+        self._views: dict[str, dict[str, Any]] = {}  # the last ones, by name and node
         self._now: dict[tuple[str, str], float] = {}  # values of nodes, and sums of groups
         #: Points by chart and line; None in place of those of lines that are not drawn.
         self._points: dict[str, dict[str, list[tuple[float, float | None]] | None]] = {}
@@ -62,6 +64,8 @@ class Curves:
                     self.edges[node, row["to"]] = row["calls_s"]
                 case "log" | "metric":
                     self._add(row["name"], node, t, row["value"])
+                case "view":
+                    self._views.setdefault(row["name"], {})[node] = row["value"]
                 case "end":
                     self.end = row
                 case _:  # of a later version
@@ -104,6 +108,16 @@ class Curves:
             }
             for name in [*ours, *sorted(found.keys() - set(ours))]
         ]
+
+    def views(self) -> dict[str, str]:
+        """Returns the last views of nodes as text, by name."""
+        return {name: _shown(views) for name, views in sorted(self._views.items())}
+
+
+def _shown(views: Mapping[str, Any]) -> str:
+    texts = [f"{plain(node)}\n{view_text(value)}" for node, value in sorted(views.items())]
+    more = [f"and {len(texts) - _MOST_LINES} more nodes"] if len(texts) > _MOST_LINES else []
+    return "\n".join([*texts[:_MOST_LINES], *more])
 
 
 def _line(name: str, points: list[tuple[float, float | None]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from textual.worker import get_current_worker
 
 import courier
 from launchpad_lite.errors import LaunchError
-from launchpad_lite.insight._view import ProgramSight, ProgramView
+from launchpad_lite.insight._view import NodeRow, ProgramSight, ProgramView, view_text
 from launchpad_lite.insight.top import HEAD, PERIOD_S, cells
 from launchpad_lite.launching.registry import Inspector
 from launchpad_lite.launching.status_table import cell
@@ -31,6 +31,7 @@ class TopApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("l", "show('logs')", "logs of the node"),
         Binding("s", "show('stack')", "stack of the node"),
+        Binding("v", "show('views')", "views of the node"),
         Binding("w", "show('why')", "who waits for whom"),
         Binding("escape", "show('')", "only the table"),
         Binding("q", "quit", "quit"),
@@ -40,6 +41,7 @@ class TopApp(App[None]):
         super().__init__()
         self._inspector = inspector
         self._view = view
+        self._rows: dict[str, NodeRow] = {}
 
     def compose(self) -> ComposeResult:
         """Makes the parts of the screen."""
@@ -72,6 +74,7 @@ class TopApp(App[None]):
     def _show_nodes(self, sight: ProgramSight) -> None:
         self.query_one("#title", Static).update(Text(shown(sight.title)))
         table: DataTable[Text] = self.query_one("#nodes", DataTable)
+        self._rows = {row.status.name: row for row in sight.rows}
         for row in sight.rows:
             # Text, because in strings of nodes brackets would be markup.
             values = [Text(shown(cell(each))) for each in cells(row)]
@@ -83,7 +86,7 @@ class TopApp(App[None]):
                         table.update_cell(row.status.name, name, value, update_width=True)
 
     def action_show(self, what: str) -> None:
-        """Shows the logs or the stack of the chosen node, or who waits for whom."""
+        """Shows the logs, the stack or the views of the chosen node, or who waits for whom."""
         table = self.query_one("#nodes", DataTable)
         below = self.query_one("#below", VerticalScroll)
         below.display = bool(what)
@@ -93,6 +96,7 @@ class TopApp(App[None]):
         answers: dict[str, Callable[[], str]] = {
             "logs": lambda: self._logs(key),
             "stack": lambda: f"{key}\n{textwrap.indent(self._inspector.stacks()[key], '  ')}",
+            "views": lambda: self._views(key),
             "why": self._inspector.why,
         }
 
@@ -109,6 +113,11 @@ class TopApp(App[None]):
     def _logs(self, node: str) -> str:
         lines = [line for each, line in self._inspector.output() if each == node]
         return b"\n".join(line.rstrip() for line in lines[-_MOST_LINES:]).decode(errors="replace")
+
+    def _views(self, node: str) -> str:
+        views = (self._rows[node].numbers.get("metrics") or {"view": {}})["view"]
+        texts = [f"{name}\n{view_text(value)}" for name, value in views.items()]
+        return "\n".join(texts) or f"{node} has none"
 
     def _show_text(self, text: str, *, to_end: bool = False) -> None:
         self.query_one("#text", Static).update(Text.from_ansi(shown(text)))

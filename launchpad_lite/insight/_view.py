@@ -19,6 +19,7 @@ _TAIL_BYTES = 2048
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 #: Seconds that nodes have to tell their numbers. One that computes in C may take long.
 _ASK_S = 1.0
+_BAR = 24  # characters of the longest bar
 
 
 class CallRates(NamedTuple):
@@ -57,6 +58,16 @@ class ProgramSight(NamedTuple):
 def plain(text: str) -> str:
     """Returns one line of text without colours and control characters."""
     return _COLOUR.sub("", shown(text)).expandtabs().replace("\r", "").replace("\n", " ")
+
+
+def view_text(value: object) -> str:
+    """Returns what a node shows of itself by `lp.metrics.view`, as lines of text; numbers as bars."""
+    if not isinstance(value, Mapping):
+        return "\n".join(map(plain, str(value).split("\n")))
+    most, width = max([0, *value.values()]) or 1, max(map(len, value), default=0)
+    bars = {name: "█" * round(_BAR * max(0, number) / most) for name, number in value.items()}
+    rows = (f"{name:>{width}} {bars[name]:{_BAR}} {number:g}" for name, number in value.items())
+    return "\n".join(map(plain, rows))
 
 
 def quantile(counts: Sequence[int], part: float) -> float | None:

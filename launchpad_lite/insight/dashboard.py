@@ -150,10 +150,10 @@ class ProgramPage:
         return ProgramSight(f"{curves.program or folder}: {end['reason']}", rows, curves.edges)
 
     def curves(self) -> dict[str, Any]:
-        """Returns the charts."""
+        """Returns the charts, and views of nodes as text."""
         with self._lock:
             self._renew()
-            return {"charts": self._curves.charts()}
+            return {"charts": self._curves.charts(), "views": self._curves.views()}
 
     def logs(self, node: str, search: str) -> str:
         """Returns the last lines of a node, those with a text if one is given."""

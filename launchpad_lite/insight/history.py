@@ -117,9 +117,16 @@ class RowMaker:
         for (caller, callee), calls_s in edges.items():
             yield {"t": now, "kind": "edge", "node": caller, "to": callee, "calls_s": calls_s}
         for node, answer in answers.items():
-            metrics = answer.get("metrics") or {"counter": {}, "gauge": {}}
+            metrics = answer.get("metrics") or {"counter": {}, "gauge": {}, "view": {}}
             for name, value in {**metrics["counter"], **metrics["gauge"]}.items():
                 yield {"t": now, "kind": "metric", "node": node, "name": name, "value": value}
+            yield from _of_views(now, node, metrics["view"])
+
+
+def _of_views(now: float, node: str, views: Mapping[str, Any]) -> Iterator[Row]:
+    for name, value in views.items():
+        if value is not None:
+            yield {"t": now, "kind": "view", "node": node, "name": name, "value": value}
 
 
 class RunHistory:
@@ -183,15 +190,16 @@ class RunHistory:
         yield from self._make.of_states(nodes)
         with self._lock:
             waiting, self._waiting = self._waiting, []
+        # Several may look: the newest answers are those of all; first, because views of the end are newer.
+        if answers := [each for each in waiting if not isinstance(each, Logged)]:
+            yield from self._make.of_numbers(answers[-1], nodes)
         now = round(time.time(), 3)
         for each in (each for each in waiting if isinstance(each, Logged)):
             for name, value in each.values.items():
                 number = value if math.isfinite(value) else None
                 row = {"node": each.node, "name": name, "value": number, "step": each.step}
                 yield {"t": now, "kind": "log", **row}
-        # Several may look: the newest answers are those of all.
-        if answers := [each for each in waiting if not isinstance(each, Logged)]:
-            yield from self._make.of_numbers(answers[-1], nodes)
+            yield from _of_views(now, each.node, each.views)
 
     def _write(self, rows: Sequence[Row]) -> None:
         if not self._has_begun:

@@ -1,4 +1,4 @@
-"""Numbers of a node: counters, gauges and histograms, values that it logs, and its calls.
+"""Numbers of a node: counters, gauges and histograms, values that it logs, views, and its calls.
 
 All functions are thread-safe and work in nodes only: elsewhere they raise NoProgramError. A name has up
 to 100 letters, digits and `_ . / -`, begins with a letter, and is of one kind; a node has at most
@@ -12,12 +12,13 @@ Example:
 """
 
 import contextlib
+import itertools
 import math
 import re
 import threading
 import time
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from courier import lowlevel
@@ -32,11 +33,14 @@ __all__ = [
     "gauge",
     "histogram",
     "log",
+    "view",
 ]
 
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_./-]{0,99}")
 #: So that names made of data do not fill the memory.
 _MOST = 1000
+#: Characters of a view that are shown, and bars.
+_MOST_TEXT, _MOST_BARS = 4000, 50
 #: Seconds between two lines that a node prints for `lp.log`, and between two messages with its values.
 _PRINT_S, _TELL_S = 10.0, 1.0
 
@@ -123,7 +127,27 @@ class HistogramMetric(_Metric):
             }
 
 
-_AnyMetric = TypeVar("_AnyMetric", CounterMetric, GaugeMetric, HistogramMetric)
+class _View(_Metric):
+    kind = "view"
+    read: Callable[[], object] = str
+
+    @property
+    def value(self) -> Any:
+        """What the function returns now; None while an earlier call of it has not returned."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            if not isinstance(found := self.read(), Mapping):
+                return str(found)[:_MOST_TEXT]
+            bars = itertools.islice(found.items(), _MOST_BARS)
+            return {str(name)[:_MOST_TEXT]: self._finite(value) for name, value in bars}
+        except Exception as error:  # noqa: BLE001 - it is shown
+            return f"{type(error).__name__}: {error}"[:_MOST_TEXT]
+        finally:
+            self._lock.release()
+
+
+_AnyMetric = TypeVar("_AnyMetric", CounterMetric, GaugeMetric, HistogramMetric, _View)
 
 
 class _NodeNumbers:
@@ -193,7 +217,7 @@ class _NodeNumbers:
             self._told_at = now
             if (runtime := self._runtime()) is not None:
                 told = {name: self.logged[name] for name in sorted(self._to_tell)}
-                runtime.say(Logged, told, self._step)
+                runtime.say(Logged, told, self._step, {})
             self._to_tell.clear()
         if self._to_print and now >= self._printed_at + _PRINT_S:
             self._printed_at = now
@@ -207,9 +231,14 @@ class _NodeNumbers:
         self._ended.set()
         with self._lock:
             self._flush(math.inf)
+        # So that the folder of the run has them, also where nobody looked.
+        if (views := self.read()["view"]) and (runtime := self._runtime()) is not None:
+            runtime.say(Logged, {}, None, views)
+        self._metrics.clear()  # the functions of views may refer to the node
 
     def read(self) -> dict[str, Any]:
-        found: dict[str, dict[str, Any]] = {"counter": {}, "gauge": {}, "histogram": {}}
+        kinds = "counter", "gauge", "histogram", "view"
+        found: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
         for name, each in list(self._metrics.items()):
             found[each.kind][name] = each.value
         found["log"] = self.logged.copy()
@@ -248,6 +277,25 @@ def gauge(name: str) -> GaugeMetric:
 def histogram(name: str) -> HistogramMetric:
     """Returns the histogram of this node with a name. Raises as the module says."""
     return _here().metric(HistogramMetric, name)
+
+
+def view(name: str, read: Callable[[], object]) -> None:
+    """Shows text of this node on the page and in `top`, or numbers as bars.
+
+    Args:
+        name: The name of the view; the view of this name that was there before is replaced.
+        read: Returns numbers by name, of which 50 are shown; anything else is shown as text, by `str`.
+            Called in another thread, once a second while somebody looks, and at the end of the node.
+            It returns soon, because other numbers of the node wait for it. What it raises is shown.
+
+    Raises:
+        NoProgramError: No program runs here.
+        ValueError: The name is not valid.
+
+    Example:
+        lp.metrics.view("queue", lambda: f"{len(self.queue)} waiting, {self.done} done")
+    """
+    _here().metric(_View, name).read = read
 
 
 def log(values: Mapping[str, float], step: int | None = None) -> None:

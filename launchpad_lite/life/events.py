@@ -164,10 +164,11 @@ class CutShort(_NodeEvent):
 
 @dataclass(eq=False, repr=False)
 class Logged(_NodeEvent):
-    """A node has called `lp.log`: the newest value by name, and its step. At most one each second."""
+    """A node has called `lp.log`, at most one each second; or it ends, and has views."""
 
-    values: Mapping[str, float]
+    values: Mapping[str, float]  # the newest by name
     step: int | None
+    views: Mapping[str, Any]  # as of the end
 
 
 #: What a thread does, of what decides whether a program can go on.

@@ -21,8 +21,8 @@ QUESTIONS = {
     "numbers": "launchpad_lite.insight.metrics:numbers",
     "profile": "launchpad_lite.worker.questions:_profile",
 }
-#: Those that take long, so a thread of their own answers.
-LONG: AbstractSet[str] = frozenset(("calls", "debug", "profile"))
+#: Those that may take long, so a thread of their own answers: a stop does not wait for them.
+LONG: AbstractSet[str] = frozenset(("calls", "debug", "numbers", "profile"))
 _MOST_CALLS = 1000  # of an answer, unless seconds are asked for
 
 

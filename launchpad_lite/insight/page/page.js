@@ -157,7 +157,16 @@ function layOut() {
   at("graph").replaceChildren(picture);
 }
 
-// Charts
+// Charts, and what nodes show of themselves
+
+function drawViews(views) {
+  at("views").hidden = !Object.keys(views).length;
+  at("views").replaceChildren(...Object.entries(views).map(([name, text]) => {
+    const figure = make("figure");
+    figure.append(make("b", name), make("pre", text));
+    return figure;
+  }));
+}
 
 function drawCharts(charts) {
   const box = at("charts");
@@ -263,8 +272,10 @@ async function renew() {
     const began = performance.now();
     drawGraph();
     drawTable();
-    if (performance.now() > curvesAt) {
-      drawCharts((await ask("api/curves")).charts);
+    if (performance.now() > curvesAt || !period) {
+      const curves = await ask("api/curves");
+      drawCharts(curves.charts);
+      drawViews(curves.views);
       curvesAt = performance.now() + 5000 * period;
     }
     // A search reads a whole log, so it is done when it is typed.

@@ -3,11 +3,14 @@
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import launchpad_lite as lp
+from launchpad_lite.insight._curves import Curves
+from launchpad_lite.insight.history import FollowedHistory
 from launchpad_lite.insight.metrics import numbers
 from launchpad_lite.testing import LaunchedProgram, poll_until
 from launchpad_lite.worker.runtime import current_runtime
@@ -51,11 +54,77 @@ def test_each_node_tells_its_own_numbers(launch_program: Launch, launcher: str) 
             "histogram": {
                 "return": {"count": 4, "sum": 6, "buckets": [[0, 1], [2, 1], [4, 2]]},
             },
+            "view": {},
             "log": {"loss": 0.25, "worst": None},
             "step": 4,
         }
         or launcher == "test_mt"
     )  # where tuples stay tuples
+
+
+def _broken() -> None:
+    raise KeyError("key")
+
+
+class Viewed:
+    def __init__(self) -> None:
+        self._count = 0
+        lp.metrics.view("text", lambda: "replaced")
+        lp.metrics.view("text", lambda: f"{self._count} done\n\x1b[31mred")
+        lp.metrics.view("bars", lambda: {1: 2, "b": self._count})
+        lp.metrics.view("broken", _broken)
+
+    def run(self) -> None:
+        self._count = 4
+        lp.wait_for_stop()
+        self._count = 8
+
+
+def _views(folder: Path | None) -> dict[str, str]:
+    curves = Curves()
+    assert folder is not None
+    curves.take_in(FollowedHistory(folder).read()[1])
+    return curves.views()
+
+
+def test_views_are_read_when_somebody_looks_and_at_the_end(launch_program: Launch) -> None:
+    program = lp.Program("viewed")
+    program.add_node(lp.PyClassNode(Viewed), label="node")
+    launched = launch_program(program, "test_mp")
+    folder = launched.running.log_dir
+
+    def seen() -> dict[str, str]:
+        launched.running.ask("numbers")  # as the page does
+        return _views(folder)
+
+    poll_until(lambda: "4 done" in seen().get("text", ""))
+    launched.stop()
+    bar = "█"
+    assert _views(folder) == {
+        "bars": f"node[0]\n1 {6 * bar:24} 2\nb {24 * bar} 8",
+        "broken": "node[0]\nKeyError: 'key'",
+        "text": "node[0]\n8 done\nred",
+    }
+
+
+def test_a_view_that_does_not_return_holds_up_neither_the_stop_nor_later_questions(
+    launch_program: Launch,
+) -> None:
+    program = lp.Program("blocked")
+    program.add_node(lp.PyNode(_block), label="node")
+    launched = launch_program(program, "test_mp")
+
+    def views() -> object:
+        answer = launched.running.ask("numbers", timeout_s=0.1).get("node[0]", {})
+        return answer.get("metrics", {}).get("view")
+
+    poll_until(lambda: views() == {"blocked": None})
+    launched.stop()
+
+
+def _block() -> None:
+    lp.metrics.view("blocked", lp.wait_for_stop)
+    lp.wait_for_stop()
 
 
 class Logging:

@@ -30,6 +30,8 @@ class Hostile:
     def run(self) -> None:
         print(_HOSTILE, flush=True)
         lp.log({"loss": 0.5}, step=1)
+        lp.metrics.view("shown", lambda: _HOSTILE)
+        lp.metrics.view("bars", lambda: {_HOSTILE: 1})
         lp.wait_for_stop()
 
 
@@ -49,7 +51,10 @@ def test_what_nodes_print_is_shown_as_text(
     tab.wait_for("document.getElementById('text').textContent.includes('step 1')")
     shown = tab.evaluate("document.getElementById('text').textContent")
     assert shown == f"{_HOSTILE}\nstep 1: loss=0.5"
-    assert tab.evaluate("document.querySelectorAll('img, script').length") == 1
+    views = "document.getElementById('views').textContent"
+    tab.wait_for(f"{views}.includes('node[1]')")
+    assert tab.evaluate(views).count(_HOSTILE) == 4
+    assert tab.evaluate("document.querySelectorAll('#views img, script').length") == 1
     tab.wait_for("document.getElementById('charts').textContent.includes('loss')")
     assert tab.evaluate("document.querySelector('#graph text').textContent") == "node \u00d7 2"
     running.stop()

@@ -49,6 +49,7 @@ def test_the_last_line_of_a_node_neither_moves_the_cursor_nor_colours_the_table(
 class Talking:
     def run(self) -> None:
         print("first\n\x1b]0;title\x07[b]last[/b]", flush=True)
+        lp.metrics.view("shown", lambda: {"[b]bar": 1})
         lp.wait_for_stop()
 
 
@@ -92,16 +93,22 @@ def test_keys_show_the_output_and_the_stack_of_a_node(running: lp.RunningProgram
             while not table.row_count:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             found.append(str(table.get_cell("talker[0]", "last line")))
-            for key, text in (("l", "first"), ("s", "wait_for_stop"), ("w", "talker[0]")):
+            for key, text in (
+                ("l", "first"),
+                ("s", "wait_for_stop"),
+                ("w", "talker[0]"),
+                ("v", "█"),
+            ):
                 await pilot.press(key)
                 found.append(await shown(text))
             await pilot.press("q")
         return found
 
-    line, logs, stack, _ = asyncio.run(asyncio.wait_for(press(), 30))
+    line, logs, stack, _, views = asyncio.run(asyncio.wait_for(press(), 30))
     assert line == "\\x1b]0;title\\x07[b]last[/b]"
     assert logs == "first\n\\x1b]0;title\\x07[b]last[/b]"
     assert "in run" in stack
+    assert views.startswith("shown\n[b]bar █")
 
 
 def test_on_a_terminal_without_textual_the_table_is_renewed_until_the_end(
