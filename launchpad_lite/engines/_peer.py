@@ -90,6 +90,9 @@ class Peer:
         self._all_greeted = asyncio.Event()
         self._stepping = ThreadPoolExecutor(1, "peer-steps")
         self._applying = ThreadPoolExecutor(1, "peer-updates")
+        #: For whom it waits at the barrier.
+        self._asked: dict[asyncio.Task[int | None], Contact] = {}
+        lp.metrics.view("engine", self._view)
 
     # Called by other nodes and the job.
 
@@ -148,6 +151,11 @@ class Peer:
         if len(self._seen_on_ring) == len(self._peers) or not self._awaits_all:
             self._all_greeted.set()
         await self._all_greeted.wait()
+
+    def _view(self) -> str:
+        names = sorted(each.name for each in self._asked.copy().values())
+        waits = f", waits at the barrier for {len(names)}: {', '.join(names[:5])}" if names else ""
+        return f"{self._member.step:,} steps{waits}"
 
     # The steps.
 
@@ -256,7 +264,7 @@ class Peer:
         verdict = gate.verdict()
         limit_s = None if isinstance(barrier.resample, str) else barrier.resample
         ends_at = None if limit_s is None else self._loop.time() + limit_s
-        asked: dict[asyncio.Task[int | None], Contact] = {}
+        asked = self._asked = {}
         try:
             while verdict is Verdict.WAIT:
                 for contact, step in gate.questions():
@@ -280,6 +288,7 @@ class Peer:
         finally:
             for task in asked:
                 task.cancel()
+            self._asked = {}
 
     async def _sample(self) -> list[Contact]:
         barrier, ring = self._job.barrier, self._member.ring

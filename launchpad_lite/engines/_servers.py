@@ -5,6 +5,7 @@ workers and their steps, gives them keys, and applies the barrier.
 """
 
 import asyncio
+import collections
 import concurrent.futures
 import contextvars
 import functools
@@ -324,6 +325,8 @@ class Coordinator(KeyServer):
         self._stops = False
         super().__init__(job, servers)  # which runs code of the user
         lp.register_stop_handler(self._stop)
+        lp.metrics.view("engine", self.progress)
+        lp.metrics.view("engine/workers-by-steps", self._workers_by_steps)
         # In the context of the node: it runs code of the user, too.
         run = functools.partial(contextvars.copy_context().run, self._watch)
         threading.Thread(target=run, name="parameter-server", daemon=True).start()
@@ -376,6 +379,10 @@ class Coordinator(KeyServer):
                 steps[-1],
                 self._updates,
             )
+
+    def _workers_by_steps(self) -> Mapping[int, int]:
+        with self._changed:
+            return collections.Counter(sorted(self._population.steps.values()))
 
     async def stay(
         self, node: str, restarts: int, before: WorkerIdentity | None, finished: int | None

@@ -526,7 +526,7 @@ class MapReduce:
         self._options = _worker_options(self._workers, memory_bytes, spill_folder)
         self._launch_options = launch_options
         self._progress = progress
-        self._shown_at = time.monotonic()
+        self._shown_at, self._line = time.monotonic(), "no stage yet"
         #: Returns workers that run.
         self._start: Callable[[], Backend] = self._start_own
         self._backend: Backend | None = None
@@ -568,6 +568,7 @@ class MapReduce:
     def of(cls, *workers: Any) -> "MapReduce":
         """Returns one of clients of workers that run. For the engine."""
         engine = cls(len(workers))
+        lp.metrics.view("engine", lambda: engine._line)
         driver = Driver(workers, engine._show)
         engine._start = lambda: driver
         return engine.__enter__()
@@ -682,10 +683,11 @@ class MapReduce:
         return asked or workers * _PER_WORKER
 
     def _show(self, stage: JobStage, done: int, total: int) -> None:
+        bar = "█" * (24 * done // total)
+        self._line = f"stage {stage.number}/{stage.count} [{bar:<24}] {done}/{total} {stage.title}"
         if not self._progress:
             return
-        bar = "█" * (24 * done // total)
-        line = f"stage {stage.number}/{stage.count} [{bar:<24}] {done}/{total} {stage.title}"[:100]
+        line = self._line[:100]
         if sys.stderr.isatty():
             end = "\r\x1b[K" if stage.number == stage.count and done == total else ""
             sys.stderr.write(f"\r{line}\x1b[K{end}")

@@ -41,6 +41,8 @@ class Collectives:
         self.rank, self.size = carrier.rank, carrier.size
         self.averages: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.seconds = 0.0
+        #: The newest call.
+        self.last: CollectiveCall | None = None
         self.idle: Collection[int] = ()
         self._carrier = carrier
         self._takes: dict[Any, bool] = {}
@@ -182,7 +184,8 @@ class Collectives:
     def _call(self, kind: str, label: str, text: str) -> CollectiveCall:
         self._number += 1
         signature = kind + (f" of {label}" if label else "") + (f": {text}" if text else "")
-        return CollectiveCall(self._number, signature, _site())
+        self.last = CollectiveCall(self._number, signature, _site())
+        return self.last
 
 
 def _site() -> str:

@@ -206,10 +206,13 @@ class ReplicaNode:
         from launchpad_lite.replicas.replicators import Here  # this module is imported by it
 
         training.begin()
-        training.is_guard = self._is_guard and training is self._training
+        is_first = training is self._training  # of the replicas in this node
+        training.is_guard = self._is_guard and is_first
         here = Here(collectives.rank, collectives, training, self._group)
         here.generation, here.replicas, here.share = generation.number, replicas, self.share
         here.report.losses, here.report.lost_s = self._losses, self._lost_s
+        if is_first:
+            lp.metrics.view("replica", here.view)
         return here
 
     @contextlib.contextmanager

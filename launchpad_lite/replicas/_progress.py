@@ -36,6 +36,15 @@ class Report:
     losses: int = 0
     lost_s: float = 0.0
 
+    def __str__(self) -> str:
+        seconds = max(self.seconds, 1e-9)
+        lost = f"; {self.losses} losses, {self.lost_s:,.0f} s until steps were made again"
+        return (
+            f"{self.steps:,} steps, {self.examples:,} examples in {self.seconds:,.0f} s: "
+            f"{self.waited_s / seconds:.0%} of the time in communication, {self.input_s / seconds:.0%} waiting "
+            f"for input{lost if self.losses else ''}"
+        )
+
 
 class Share(NamedTuple):
     """The work of one replica so far, as all know it."""

@@ -148,6 +148,10 @@ class _AsyncReplicaNode(ReplicaNode):
         collectives = Collectives(Carrier())
         here = _AsynchronousHere(self._rank, collectives, self._training, self._group, ps=self._ps)
         here.report.losses = lp.restart_count()
+        lp.metrics.view("replica", here.view)
+        lp.metrics.view(
+            "replica/updates-by-staleness", lambda: dict(sorted(here.staleness().items()))
+        )
         with self._replicator.being(here):
             result = self._run_body(self._replicator)
         if self._stays and self._rank == 0:

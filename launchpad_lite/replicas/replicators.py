@@ -93,6 +93,14 @@ class Here:
         self.report.input_s += time.monotonic() - begun_at
         return has_next
 
+    def view(self) -> str:
+        """Returns how far the replica is, for people."""
+        lines = [str(self.report)] if self.report.steps or self.report.losses else []
+        if (call := self.collectives.last) is not None:
+            at = f", at {call.site}" if call.site else ""
+            lines.append(f"collective {call.number:,}: {call.signature}{at}")
+        return "\n".join(lines)
+
 
 class Replicator:
     """Runs replicas. Choose one of its subclasses; all else stays the same.

@@ -63,6 +63,8 @@ class BufferNode:
         self._ticking: asyncio.Task[None] | None = None
         #: For which nodes the trainer waits, and why, as of the last look.
         self._waits: list[tuple[str, str]] = []
+        lp.metrics.view("rollouts", self._seen)
+        lp.metrics.view("rollouts/groups-by-staleness", lambda: self._seen().staleness)
 
     def _wake(self, *names: str) -> None:
         for name in names or ("_work", "_made"):
@@ -170,3 +172,9 @@ class BufferNode:
     @courier.idempotent
     async def status(self) -> RolloutStatus:
         return self._buffer.status(time.monotonic())
+
+    def _seen(self) -> RolloutStatus:
+        """Returns the status to another thread."""
+        if self._ticking is None or not (loop := self._ticking.get_loop()).is_running():
+            return self._buffer.status(time.monotonic())
+        return asyncio.run_coroutine_threadsafe(self.status(), loop).result(_TICK_S)

@@ -72,6 +72,7 @@ class ReplayServer:
         self._numbers = itertools.count()
         #: Between the event loop and `save`, which has a thread of its own.
         self._lock = threading.Lock()
+        lp.metrics.view("replay", self._text)
 
     @courier.idempotent
     async def insert(self, call: ReplayCall, batch: "InsertBatch") -> str:
@@ -166,6 +167,13 @@ class ReplayServer:
             )
             for name, table in self._tables.items()
         }
+
+    def _text(self) -> str:
+        return "\n".join(
+            f"{name}: {len(table):,} items; {table.limiter.inserts:,} inserted, {table.limiter.samples:,} "
+            f"sampled; {sum(map(len, self._queues[name].values()))} calls wait"
+            for name, table in self._tables.items()
+        )
 
     def save(self, folder: Path) -> None:
         """Writes all tables. Calls go on meanwhile: rows that it writes stay as they are."""

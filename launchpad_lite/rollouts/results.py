@@ -152,6 +152,15 @@ class RolloutStatus:
     rollouts_per_s: float = 0.0
     size_per_s: float = 0.0
 
+    def __str__(self) -> str:
+        size = f", size {self.size_per_s:,.1f}/s" if self.size_per_s else ""
+        return (
+            f"step {self.step:,}, version {self.version:,} of the weights; {len(self.generators)} generators\n"
+            f"rollouts: {self.running} running, {self.waiting} waiting, {self.retried} again, {self.late} late; "
+            f"{self.rollouts_per_s:,.1f}/s{size}\ngroups: {self.complete} complete, {self.trained} trained, "
+            f"{self.discarded} too old, {self.set_aside} prompts set aside\n{self.waits}"
+        ).rstrip()
+
 
 @dataclass(frozen=True)
 class TableInfo:

@@ -82,6 +82,14 @@ class Status(NamedTuple):
     unknown_kinds: tuple[str, ...] = ()
     failure: str = ""
 
+    def __str__(self) -> str:
+        best = "" if self.best is None else f"; best {self.best.score:.5g}"
+        return (
+            f"trials: {self.queued} queued, {self.running} running, {self.done} done, {self.failed} failed, "
+            f"{self.stopped} stopped{best}\nworkers: {self.workers}, {self.lost} lost with a trial; "
+            f"{self.again} trials again; {self.seconds:,.0f} s"
+        )
+
 
 class ModelNode:
     """Runs the search of one model. Its methods are for tables of results."""
@@ -136,6 +144,7 @@ class ModelNode:
         #: Trials of this life whose begin callbacks know, by id; and callbacks that have raised.
         self._begun: dict[str, Trial] = {}
         self._have_raised: list[Callback] = []
+        lp.metrics.view("search", self.status)
 
     # Its state.
 
@@ -185,11 +194,12 @@ class ModelNode:
     # Called by others.
 
     def status(self) -> Status:
-        with self._lock:
-            counts = collections.Counter(trial.state for trial in self._trials)
-            again = sum(max(0, trial.attempts - 1) for trial in self._trials)
-            lost = sum(trial.lost_workers for trial in self._trials)
-            best = best_of(self._trials, maximize=self._model.maximize)
+        # Without the lock, which is held while code of the user runs; first whether it is over.
+        is_over, failure, trials = self._is_over, self._failure, list(self._trials)
+        counts = collections.Counter(trial.state for trial in trials)
+        again = sum(max(0, trial.attempts - 1) for trial in trials)
+        lost = sum(trial.lost_workers for trial in trials)
+        best = best_of(trials, maximize=self._model.maximize)
         outstanding = counts[TrialState.OUTSTANDING]
         running = min(outstanding, self._outbox.running)
         return Status(
@@ -203,10 +213,10 @@ class ModelNode:
             self._outbox.workers,
             best,
             self._seconds(),
-            self._is_over or bool(self._failure),
-            self._is_over and self._ended_with == len(self._trials),
+            is_over or bool(failure),
+            is_over and self._ended_with == len(trials),
             tuple(self._outbox.unknown_kinds),
-            self._failure,
+            failure,
         )
 
     def wait(self, seconds: float) -> Status:
