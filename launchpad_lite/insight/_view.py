@@ -60,10 +60,15 @@ def plain(text: str) -> str:
     return _COLOUR.sub("", shown(text)).expandtabs().replace("\r", "").replace("\n", " ")
 
 
+def plain_lines(text: str) -> str:
+    """Returns lines of text without colours and control characters."""
+    return "\n".join(map(plain, text.split("\n")))
+
+
 def view_text(value: object) -> str:
     """Returns what a node shows of itself by `lp.metrics.view`, as lines of text; numbers as bars."""
     if not isinstance(value, Mapping):
-        return "\n".join(map(plain, str(value).split("\n")))
+        return plain_lines(str(value))
     most, width = max([0, *value.values()]) or 1, max(map(len, value), default=0)
     bars = {name: "█" * round(_BAR * max(0, number) / most) for name, number in value.items()}
     rows = (f"{name:>{width}} {bars[name]:{_BAR}} {number:g}" for name, number in value.items())

@@ -27,10 +27,12 @@ from launchpad_lite.insight._view import (
     ProgramSight,
     ProgramView,
     plain,
+    plain_lines,
 )
 from launchpad_lite.insight.history import FollowedHistory, RowMaker
 from launchpad_lite.insight.top import PERIOD_S
 from launchpad_lite.launching import NodeStatus, RunningProgram
+from launchpad_lite.launching.flame_graph import ask_for_profiles, flame_graph, hottest
 from launchpad_lite.launching.registry import Inspector
 from launchpad_lite.parts.log_file import end_of, find_logs, log_path, log_pieces, read_log
 
@@ -51,6 +53,7 @@ _REST, _ANSWER_S = 40, 1e-4
 _MOST_LINES, _MOST_LINE_BYTES, _MOST_CONNECTIONS = 500, 4096, 32
 #: What is read of a log each second. A search reads all of it, which may take half a second.
 _TAIL_BYTES = 1 << 20
+_PROFILE_S = 2.0  # seconds for which the page samples a node
 
 
 class ProgramPage:
@@ -171,6 +174,13 @@ class ProgramPage:
         inspector = self._inspector
         return inspector.stacks().get(node, "it does not answer") if inspector else "it has ended"
 
+    def profile(self, node: str) -> dict[str, str]:
+        """Returns where the threads of a node spend their time now, as text and as a flame graph."""
+        if (inspector := self._inspector) is None:
+            return {"text": "it has ended"}
+        profiles = ask_for_profiles(inspector.ask, [node], _PROFILE_S)
+        return {"text": plain_lines(hottest(profiles)), "svg": flame_graph(profiles)}
+
     def why(self) -> str:
         """Returns who waits for whom; of a run that has failed, its report."""
         if (inspector := self._inspector) is not None:
@@ -197,10 +207,6 @@ def _tail(path: Path) -> list[bytes]:
         with piece.open("rb") as file:
             data = end_of(file, _TAIL_BYTES - len(data)) + data
     return data.split(b"\n")
-
-
-def _lines(text: str) -> str:
-    return "\n".join(map(plain, text.split("\n")))
 
 
 def _cells(row: NodeRow) -> list[Any]:
@@ -234,7 +240,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer_to(self, name: str, node: str, search: str) -> None:
         page = self.server.page
-        values = {"api/state": page.state, "api/curves": page.curves}
+        values: dict[str, Callable[[], Mapping[str, Any]]] = {
+            "api/state": page.state,
+            "api/curves": page.curves,
+            "api/profile": lambda: page.profile(node),
+        }
         texts = {
             "api/logs": lambda: page.logs(node, search),
             "api/stacks": lambda: page.stacks(node),
@@ -248,13 +258,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             elif name in values:
                 self._answer(HTTPStatus.OK, values[name]())
             elif name in texts:
-                self._answer(HTTPStatus.OK, {"text": _lines(texts[name]())})
+                self._answer(HTTPStatus.OK, {"text": plain_lines(texts[name]())})
             else:
                 self._answer(HTTPStatus.NOT_FOUND, {"error": f"there is no {plain(name)}"})
         except (LaunchError, courier.CourierError, OSError) as error:
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, {"error": _lines(str(error))})
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, {"error": plain_lines(str(error))})
         except Exception as error:  # noqa: BLE001 - as of a history that another program wrote
-            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": _lines(repr(error))})
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": plain_lines(repr(error))})
 
     def _has_token(self) -> bool:
         expected = f"Bearer {self.server.token}".encode()

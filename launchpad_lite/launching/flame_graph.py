@@ -53,15 +53,26 @@ def take_profile(
     draw = next((each for end, each in kinds.items() if str(output).endswith(end)), None)
     if output is not None and draw is None:
         raise ValueError(f"output={str(output)!r}: name a file that ends in {', '.join(kinds)}")
+    found = ask_for_profiles(ask, nodes, seconds)
+    if draw is not None:
+        Path(str(output)).write_text(draw(found), "utf-8", "backslashreplace")
+    return hottest(found)
+
+
+def ask_for_profiles(ask: Callable[..., Any], nodes: Sequence[str], seconds: float) -> Profiles:
+    """Profiles nodes at the same time. Raises as `take_profile`."""
     if not 0 < seconds < 86400:
         raise ValueError(f"seconds={seconds}: a profile takes more than 0 s, and less than a day")
-    found = ask("profile", seconds, nodes=nodes, timeout_s=seconds + _MORE_S)
+    found: Profiles = ask("profile", seconds, nodes=nodes, timeout_s=seconds + _MORE_S)
     for node in nodes:
         if (error := found.get(node, {"error": "it does not answer"}).get("error")) is not None:
             raise LaunchError(f"{node} has no profile: {error}")
-    if draw is not None:
-        Path(str(output)).write_text(draw(found), "utf-8", "backslashreplace")
-    return "\n\n".join(f"{node}: {_hottest(found[node])}" for node in nodes)
+    return {node: found[node] for node in nodes}
+
+
+def hottest(profiles: Profiles) -> str:
+    """Returns the hottest lines of nodes."""
+    return "\n\n".join(f"{node}: {_hottest(each)}" for node, each in profiles.items())
 
 
 def _hottest(profile: Mapping[str, Any]) -> str:

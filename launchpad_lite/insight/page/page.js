@@ -227,7 +227,7 @@ function drawChart(canvas, lines) {
   });
 }
 
-// One node: its logs, its stack, its numbers
+// One node: its logs, its stack, its numbers, its profile
 
 function choose(node) {
   chosen = node;
@@ -247,9 +247,17 @@ async function showTab(name) {
     button.hidden = name === "why";
   }
   const query = new URLSearchParams({ node: chosen ?? "", search: at("search").value });
-  let text;
-  try { text = (await ask(`api/${name}?${query}`)).text; } catch (error) { text = error.message; }
-  if (number !== asked || box.textContent === text) return;
+  let text, svg;
+  at("picture").hidden = true;
+  if (name === "profile") box.textContent = "it is sampled for 2 s";
+  try { ({ text, svg } = await ask(`api/${name}?${query}`)); } catch (error) { text = error.message; }
+  if (number !== asked) return;
+  if (svg) {
+    // As an image: it runs no scripts, and loads nothing.
+    at("flame").src = at("save").href = `data:image/svg+xml,${encodeURIComponent(svg)}`;
+    at("picture").hidden = false;
+  }
+  if (box.textContent === text) return;
   const isAtEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 5;
   box.textContent = text;
   if (name === "logs" && isAtEnd) box.scrollTop = box.scrollHeight;

@@ -1,5 +1,7 @@
 """The page of a program in Chromium."""
 
+import html
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -28,6 +30,7 @@ def tab() -> Iterator[Browser]:
 
 class Hostile:
     def run(self) -> None:
+        threading.current_thread().name = _HOSTILE
         print(_HOSTILE, flush=True)
         lp.log({"loss": 0.5}, step=1)
         lp.metrics.view("shown", lambda: _HOSTILE)
@@ -55,6 +58,11 @@ def test_what_nodes_print_is_shown_as_text(
     tab.wait_for(f"{views}.includes('node[1]')")
     assert tab.evaluate(views).count(_HOSTILE) == 4
     assert tab.evaluate("document.querySelectorAll('#views img, script').length") == 1
+    tab.evaluate("document.querySelector('[data-tab=profile]').click()")
+    flame = "document.getElementById('flame')"
+    tab.wait_for(f"!document.getElementById('picture').hidden && {flame}.naturalHeight > 50")
+    assert "Hostile.run" in tab.evaluate("document.getElementById('text').textContent")
+    assert html.escape(_HOSTILE) in tab.evaluate(f"decodeURIComponent({flame}.src)")
     tab.wait_for("document.getElementById('charts').textContent.includes('loss')")
     assert tab.evaluate("document.querySelector('#graph text').textContent") == "node \u00d7 2"
     running.stop()
