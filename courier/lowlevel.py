@@ -61,6 +61,7 @@ __all__ = [
     "stop_calling",
     "stop_waiting",
     "surviving",
+    "with_arguments",
 ]
 
 
@@ -176,6 +177,24 @@ def stop_calling(client: object) -> None:
         lowlevel.stop_calling(client)
     """
     connection_of(client).stop_calling()
+
+
+def with_arguments(client: object, **more: Any) -> Any:
+    """Returns the same client, whose calls have more arguments by name, over the same connection.
+
+    Clients that `with_timeout` makes of it have them, too; pickles of it do not. Thread-safe.
+
+    Raises:
+        TypeError: `client` is no courier client.
+
+    Example:
+        lowlevel.with_arguments(client, lease=3).step(1)  # as client.step(1, lease=3)
+    """
+    from courier.client.client import with_timeout
+
+    view = with_timeout(client, connection_of(client).timeout_s)
+    connection_of(view).more = {**connection_of(view).more, **more}
+    return view
 
 
 def call_numbers(

@@ -40,6 +40,8 @@ class Connection:
         self.lane = lane
         self.timeout_s = timeout_s
         self._base = base
+        #: Arguments by name that its calls have besides their own.
+        self.more: dict[str, Any] = {}
         #: Why it is closed; empty if it is not.
         self._closed_since = ""
         #: Whether a call must check more than the lane before it begins.
@@ -70,6 +72,7 @@ class Connection:
 
     def with_timeout(self, timeout_s: float | None) -> "Connection":
         view = Connection(self.lane, timeout_s, self._base or self)
+        view.more = self.more
         if self.draining:
             view.stop_calling()
         return view
@@ -155,6 +158,8 @@ class Connection:
             left_s = self.timeout_s
             if self.draining or self._closed_since or self._base is not None:
                 self.check_calling(method)
+                if self.more and method != LIST_METHODS:
+                    kwargs = {**kwargs, **self.more}
         if LEFT:
             clear_up()
         try:
