@@ -7,6 +7,7 @@ whom it waits.
 """
 
 from launchpad_lite.rollouts.errors import (
+    EnvironmentTakenError,
     GeneratorsGoneError,
     ItemError,
     PromptsFailedError,
@@ -43,6 +44,7 @@ from launchpad_lite.rollouts.weights import (
 )
 
 __all__ = [
+    "EnvironmentTakenError",
     "FailedPrompt",
     "GeneratorsGoneError",
     "ItemError",

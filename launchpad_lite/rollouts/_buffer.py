@@ -9,7 +9,8 @@ until it was leased to one of them as well. A complete group waits for a batch. 
 trained when the trainer publishes, or asks for the next one.
 
 An environment is leased with a slot, and free again when the generator has let go of the attempt,
-also of one that was given up. One that hangs is leased again in its next life.
+also of one that was given up, or is lost. Leases are numbered, so that an environment can refuse who
+had it before. One that hangs is leased again in its next life.
 
 **The bound.** A step ends when the trainer publishes after a batch; more publishes before the next
 batch end no more steps. A group that begins in step b is in a batch of step b + max_staleness at the
@@ -49,10 +50,10 @@ _AHEAD = 2
 
 
 class MemberLife(NamedTuple):
-    """One life of a generator, environment or reward: a node that starts again begins another one."""
+    """One life of a generator, environment or reward: a node that starts again begins the next one."""
 
     name: str
-    life: str
+    life: int
     role: str = GENERATOR
 
 
@@ -64,6 +65,7 @@ class RolloutOrder(NamedTuple):
     rollout: int  # its place in the group
     version: int  # the oldest version of the weights that will do
     environment: str = ""
+    lease: int = 0  # of the environment: later ones have higher numbers, also of later buffers
     draft: Any = None  # the payload, for a reward
     parts: Sequence[Any] = ()  # payloads of those that were made before
 
@@ -171,21 +173,18 @@ class _RolloutMember:
     threads: int = 1
     #: The attempts that it works at, also those that were given up, and since when.
     held: dict[str, float] = field(default_factory=dict)
-    #: Of an environment: the attempt that it was leased for last, until this has ended.
+    #: Of an environment: the attempt that has it, until its generator lets go.
     attempt: str = ""
-    leased_at: float = -math.inf
     hung_at: float = math.inf
 
 
 class RolloutBuffer:
     """The prompts, groups and leases of one buffer."""
 
-    def __init__(
-        self, rules: BufferRules, prompts: PromptOrder, settles_at: float = -math.inf
-    ) -> None:
-        """Makes one in which nothing has begun; until `settles_at`, generators may tell what they have."""
+    def __init__(self, rules: BufferRules, prompts: PromptOrder, leases: int = 0) -> None:
+        """Makes one in which nothing has begun; its leases of environments are numbered from there."""
         self._rules = rules
-        self._settles_at = settles_at
+        self._leased = leases
         self._limits_s = {GENERATOR: rules.rollout_timeout_s, REWARD: rules.reward_timeout_s}
         self._prompts = prompts
         #: Prompts that begin again, before all others.
@@ -199,6 +198,9 @@ class RolloutBuffer:
         #: Attempts by token, also those that were given up, while their group is here.
         self._attempts: dict[str, tuple[_OpenGroup, _Slot]] = {}
         self._members: dict[str, _RolloutMember] = {}
+        #: Who has which attempt; environments that none has.
+        self._holders: dict[str, _RolloutMember] = {}
+        self._idle: dict[str, None] = {}
         #: By role, since when no node is there, and for how long that may be.
         self._absent_at: dict[str, float] = {}
         self._absence_s = dict.fromkeys(rules.members, _STARTS * rules.absence_s)  # until the first
@@ -236,21 +238,21 @@ class RolloutBuffer:
         """Hears from a node; returns whether it hangs, and is to start again.
 
         `held` says what it does for each of its attempts, for people; None: it does not say. Then it
-        does not say either how many attempts it works at, at the same time.
+        does not say either how many attempts it works at, at the same time. With 0 `threads`, it still
+        starts: only its life before is over.
         """
-        old = known = self._members.get(member.name)
-        if old is not None and old.life != member:
+        known = self._members.get(member.name)
+        if known is not None and known.life.life > member.life:
+            return False  # it was on its way when the node was lost
+        if known is not None and known.life.life < member.life:
             self._lose(member.name, "was started again")
             known = None
+        if not threads:
+            return False
         if known is None:
-            # Who had it before may not know yet that it was lost.
-            before = [token for each in self._members.values() for token in each.held]
-            before = [token for token in before if token.endswith(f"@{member.name}")]
             known = self._members[member.name] = _RolloutMember(member, now)
-            if old is not None and old.attempt:
-                known.attempt, known.leased_at = old.attempt, old.leased_at
-            elif before:
-                known.attempt = before[0]
+            if member.role == ENVIRONMENT:
+                self._idle[member.name] = None
         known.seen_at = now
         self._absent_at.pop(member.role, None)
         self._absence_s[member.role] = self._rules.absence_s
@@ -260,17 +262,14 @@ class RolloutBuffer:
         # Those of this node alone: each one says this each second.
         for token, since in list(known.held.items()):
             if token not in held and since + self._rules.lease_s / 2 <= now:
-                del known.held[token]
+                self._let_go(token)
                 for group, slot, _ in self._leases(token):  # the answer with it was lost
                     self._free_again(group, slot)
         for token, doing in held.items():
             known.held.setdefault(token, now)
+            self._holders[token] = known
             for _, _, lease in self._leases(token):
                 lease.doing = doing
-        for token in held:  # this buffer, or the environment, may have been lost since
-            environment = self._members.get(token.partition("@")[2])
-            if environment is not None and not environment.attempt:
-                environment.attempt, environment.leased_at = token, now
         if member.role == REWARD:
             limit_s = self._limits_s[REWARD]
             return any(now - known.held[token] >= limit_s for token in held)
@@ -279,10 +278,10 @@ class RolloutBuffer:
     def take(self, member: MemberLife, now: float) -> RolloutOrder | None:
         """Leases the next rollout to a generator or a reward; None if there is none now."""
         self.note(member, now)
-        if not self._version:
-            return None  # there are no weights yet
+        if not self._version or self._members[member.name].life != member:
+            return None  # there are no weights yet; or the node is lost
         makes = member.role == GENERATOR
-        environment = self._free_environment(now) if makes else ""
+        environment = self._free_environment() if makes else ""
         if environment is None:
             return None
         found = self._free_slot(member, now)
@@ -295,31 +294,21 @@ class RolloutBuffer:
         deadline_at = now + self._limits_s[member.role]
         slot.lease = _Lease(token, member.name, now, deadline_at, environment, len(slot.parts))
         self._attempts[token] = group, slot
-        self._members[member.name].held[token] = now
+        self._holders[token] = self._members[member.name]
+        self._holders[token].held[token] = now
         if environment:
             self._members[environment].attempt = token
-            self._members[environment].leased_at = now
-        more = slot.draft and slot.draft.payload, [payload for payload, _ in slot.parts]
-        return RolloutOrder(token, group.prompt, place, self._version, environment, *more)
+            del self._idle[environment]
+            self._leased += 1
+        parts = [payload for payload, _ in slot.parts]
+        more = environment, self._leased, slot.draft and slot.draft.payload, parts
+        return RolloutOrder(token, group.prompt, place, self._version, *more)
 
-    def _free_environment(self, now: float) -> str | None:
+    def _free_environment(self) -> str | None:
         """Returns one that no attempt has; empty if rollouts need none, None if there is none."""
         if ENVIRONMENT not in self._rules.members:
             return ""
-        if now < self._settles_at:
-            return None
-        held: set[str] = set()
-        for name, each in self._members.items():
-            if each.life.role != ENVIRONMENT or each.hung_at <= now:
-                continue
-            if not each.attempt:
-                return name
-            # A beat of the generator may have been on its way when the attempt began.
-            if each.leased_at + self._rules.lease_s / 2 <= now:
-                held = held or {token for other in self._members.values() for token in other.held}
-                if each.attempt not in held:
-                    return name
-        return None
+        return next(iter(self._idle), None)
 
     def add(self, token: str, number: int, payload: Any, version: int) -> int:
         """Takes a part of a rollout; returns the version that the next one needs, 0 if none is wanted.
@@ -395,10 +384,20 @@ class RolloutBuffer:
 
     def _forget_attempt(self, token: str) -> None:
         self._attempts.pop(token, None)
-        for member in self._members.values():
-            member.held.pop(token, None)
-            if member.attempt == token:
-                member.attempt = ""
+        self._let_go(token)
+
+    def _let_go(self, token: str) -> None:
+        if (holder := self._holders.pop(token, None)) is not None:
+            del holder.held[token]
+        if (environment := self._environment_of(token)) is not None:
+            environment.attempt = ""
+            if environment.hung_at == math.inf:
+                self._idle[environment.life.name] = None
+
+    def _environment_of(self, token: str) -> _RolloutMember | None:
+        """Returns the environment that an attempt has."""
+        found = self._members.get(token.partition("@")[2])
+        return found if found is not None and found.attempt == token else None
 
     def _free_slot(self, member: MemberLife, now: float) -> tuple[_OpenGroup, _Slot, int] | None:
         """Takes the first free slot of the oldest group; not one that others are to try."""
@@ -485,7 +484,10 @@ class RolloutBuffer:
 
     def _lose(self, name: str, why: str) -> None:
         """Forgets a node; its rollouts are made again."""
-        del self._members[name]
+        member = self._members.pop(name)
+        for token in list(member.held):
+            self._let_go(token)
+        self._idle.pop(name, None)
         for group, slot, lease in self._leases():
             if name in (lease.holder, lease.environment):
                 self._lose_rollout(group, slot, f"{name} {why}")
@@ -745,7 +747,7 @@ class RolloutBuffer:
                 count, most = len(slot.errors), self._rules.max_attempts
                 tried = f" (failed {count} of {most} times)" if count else ""
                 role = slot.wants
-                if role == GENERATOR and self._free_environment(now) is None:
+                if role == GENERATOR and self._free_environment() is None:
                     role = ENVIRONMENT
                 parts.append(f"rollout {place} waits for a free {role}{tried}")
         more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""

@@ -26,8 +26,6 @@ from launchpad_lite.rollouts.results import RolloutState, RolloutStatus
 
 #: Seconds between two looks at silent nodes and at limits of time.
 _TICK_S = 0.5
-#: Seconds in which a buffer that has started again hears from all who have an environment.
-_SETTLE_S = 5.0
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -53,9 +51,10 @@ class BufferNode:
         if folder is not None:
             path = JoinInfo(me.address, *credentials(me)).write(Path(folder))
             lp.register_stop_handler(lambda: path.unlink(missing_ok=True))
-        # With threads, this node may start again with the same object.
-        settles_at = time.monotonic() + _SETTLE_S * (lp.restart_count() > 0)
-        self._buffer = RolloutBuffer(rules, dataclasses.replace(order), settles_at)
+        # With threads, this node may start again with the same object. Environments may know the
+        # leases of its lives before.
+        order, leases = dataclasses.replace(order), lp.restart_count() << 32
+        self._buffer = RolloutBuffer(rules, order, leases)
         #: Whether there are environments or rewards.
         self._has_others = len(rules.members) > 1
         #: Set when a slot may be free; when a batch may be complete.
@@ -88,7 +87,9 @@ class BufferNode:
     @courier.idempotent
     async def beat(self, member: MemberLife, held: Mapping[str, str], threads: int) -> bool:
         self._start()
-        return self._buffer.note(member, time.monotonic(), held, threads)
+        hangs = self._buffer.note(member, time.monotonic(), held, threads)
+        self._wake()
+        return hangs
 
     async def take(self, member: MemberLife, wait_s: float) -> tuple[RolloutOrder, Any] | None:
         """Returns a rollout to make and its prompt; None if there is none in time."""

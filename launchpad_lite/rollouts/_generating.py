@@ -2,19 +2,19 @@
 
 import contextlib
 import contextvars
+import functools
 import logging
 import os
 import pickle
 import threading
 import time
 import traceback
-import uuid
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import courier
 import launchpad_lite as lp
-from courier.lowlevel import shortened
+from courier import lowlevel
 from launchpad_lite.process.activity import activities
 from launchpad_lite.process.forcing import ForcedExit
 from launchpad_lite.rollouts._buffer import (
@@ -26,10 +26,14 @@ from launchpad_lite.rollouts._buffer import (
     RolloutOrder,
 )
 from launchpad_lite.rollouts._patience import SILENT_S, call_patiently
+from launchpad_lite.rollouts.errors import EnvironmentTakenError
 from launchpad_lite.rollouts.weights import WeightsClient
 
-T = TypeVar("T")
+#: A class and its arguments. Not `lp.Deferred`, which would be made before the node itself.
+MadeFrom = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
 
+#: The argument of calls of environments that has the number of the lease.
+LEASE = "launchpad lease"
 #: Seconds for which a call waits for work, and between two heartbeats.
 _POLL_S, _BEAT_S = 5.0, 1.0
 #: Seconds after which the buffer is told what a rollout waits for.
@@ -50,7 +54,9 @@ class _MemberNode:
     def __init__(self, buffer: Any, role: str, threads: int = 1) -> None:
         self._buffer = courier.with_timeout(buffer, SILENT_S)
         self._threads = threads
-        self._who = MemberLife(lp.current_node().name, uuid.uuid4().hex, role)
+        self._who = MemberLife(lp.current_node().name, lp.restart_count(), role)
+        #: Whether the user's object is there. Before, the buffer only hears that the last life is over.
+        self._is_made = False
         #: Whether this node may end its process, and comes back then.
         self._may_exit = (
             lp.current_node().restarts and threading.current_thread() is threading.main_thread()
@@ -77,13 +83,21 @@ class _MemberNode:
                 for token, (ident, began_at) in held.items()
             }
             with contextlib.suppress(*_PASSES):
-                if self._buffer.beat(self._who, doing, self._threads):
+                if self._buffer.beat(self._who, doing, self._threads * self._is_made):
                     self._start_again()
             self._ends.wait(_BEAT_S)
 
-    def show(self) -> None:
-        """Returns once the buffer knows of this node, or it is to stop."""
+    def make(self, one: MadeFrom) -> Any:
+        """Returns the user's object, once the buffer knows of this node, or it is to stop."""
+        constructor, args, kwargs = one
+        try:
+            made = lp.Deferred(constructor, *args, **kwargs).dereference()
+        except BaseException:
+            self._ends.set()  # a thread outlives its node
+            raise
+        self._is_made = True
         call_patiently(self._buffer.beat, self._who, {}, self._threads, stop=self._ends)
+        return made
 
     def _start_again(self) -> None:
         if self._may_exit:
@@ -96,13 +110,66 @@ class _MemberNode:
             )
 
 
-def serve_environment(buffer: Any, environment: T) -> T:
+def serve_environment(buffer: Any, environment: MadeFrom) -> Any:
     """Returns an environment, once the buffer knows that its node lives.
 
     Before, a rollout that was made with the life before would go on with this one.
     """
-    _MemberNode(buffer, ENVIRONMENT).show()
-    return environment
+    return _LeasedEnvironment(_MemberNode(buffer, ENVIRONMENT).make(environment))
+
+
+class _LeasedEnvironment:
+    """An environment for one rollout after the other: refuses calls of those that had it before.
+
+    A generator that was silent for long may still call it for a rollout that others make again.
+    """
+
+    def __init__(self, environment: Any) -> None:
+        self._environment = environment
+        self._name = lp.current_node().name
+        #: The newest lease that has called, and which calls run, by their lease.
+        self._newest, self._running = 0, list[int]()
+        self._changed = threading.Condition()
+
+    def __dir__(self) -> list[str]:
+        return dir(self._environment)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        method = getattr(self._environment, name)
+        is_method = callable(method) and not isinstance(method, courier.Client)
+        return self._guarded(method) if is_method else method
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the environment itself; served if `dir` lists it."""
+        return self._guarded(self._environment)(*args, **kwargs)
+
+    def _guarded(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        run = getattr(method, "__courier_call__", method)  # a batched one, which answers later
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            lease = kwargs.pop(LEASE, self._newest)
+            with self._changed:
+                self._newest = max(self._newest, lease)
+                # What the one before has called may still run.
+                while lease == self._newest and min(self._running, default=lease) < lease:
+                    self._changed.wait()
+                if lease < self._newest:
+                    raise EnvironmentTakenError(
+                        f"{self._name}: lease {lease} is over, and lease {self._newest} has it: the rollout "
+                        "was given up, and is made again"
+                    )
+                self._running.append(lease)
+            try:
+                return run(*args, **kwargs)
+            finally:
+                with self._changed:
+                    self._running.remove(lease)
+                    self._changed.notify_all()
+
+        return call
 
 
 class GeneratorNode(_MemberNode):
@@ -114,7 +181,7 @@ class GeneratorNode(_MemberNode):
         self,
         buffer: Any,
         weights: WeightsClient,
-        worker: Any,
+        worker: MadeFrom,
         threads: int,
         environments: Mapping[str, Any],
         *,
@@ -127,7 +194,7 @@ class GeneratorNode(_MemberNode):
         self._size_of = size_of or (lambda _: 0.0)
         self._weights = weights
         #: The user's object.
-        self._worker = worker
+        self._worker = self.make(worker)
         self._environments = environments
         self._reading = threading.Lock()
         self._params: Any = None
@@ -153,7 +220,7 @@ class GeneratorNode(_MemberNode):
             raise
         except BaseException as error:  # noqa: BLE001 - it may succeed elsewhere
             if not self._ends.is_set():  # else: as calls raise when the program stops
-                text = shortened("".join(traceback.format_exception(error)), _MOST_TEXT)
+                text = lowlevel.shortened("".join(traceback.format_exception(error)), _MOST_TEXT)
                 fault = _fault_of(error, order.environment)
                 call_patiently(self._buffer.fail, order.token, text, fault, stop=self._ends)
         else:
@@ -165,7 +232,10 @@ class GeneratorNode(_MemberNode):
     def _make(self, order: RolloutOrder, prompt: Any) -> Callable[[], Any]:
         """Makes what was ordered; returns a function that sends it."""
         began_at = time.monotonic()
-        leased = [self._environments[order.environment]] if order.environment else []
+        leased = []
+        if order.environment:
+            client = self._environments[order.environment]
+            leased.append(lowlevel.with_arguments(client, **{LEASE: order.lease}))
         if self._partial:
             value, (version, size) = None, self._make_parts(order, prompt, *leased)
             if not version:

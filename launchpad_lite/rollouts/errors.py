@@ -1,6 +1,7 @@
 """The errors of rollouts.
 
 RolloutsError
+├── EnvironmentTakenError another rollout has it       (RuntimeError)
 ├── GeneratorsGoneError  nobody makes rollouts any more   (RuntimeError)
 ├── ItemError            an item that a table cannot take (ValueError)
 ├── PromptsFailedError   no prompt gets its rollouts      (RuntimeError)
@@ -15,6 +16,10 @@ from launchpad_lite.errors import LaunchpadError
 
 class RolloutsError(LaunchpadError):
     """The root of all errors of rollouts."""
+
+
+class EnvironmentTakenError(RolloutsError, RuntimeError):
+    """A rollout that was given up calls its environment, which another one has by now."""
 
 
 class GeneratorsGoneError(RolloutsError, RuntimeError):

@@ -60,8 +60,7 @@ def _ask(file: str) -> tuple[Any, Any]:
 
 
 def _make_generator(file: str) -> GeneratorNode:
-    buffer, ((constructor, args, kwargs), of_weights, threads, leased, options) = _ask(file)
-    generator = lp.Deferred(constructor, *args, **kwargs).dereference()
+    buffer, (generator, of_weights, threads, leased, options) = _ask(file)
     weights = WeightsClient(*of_weights)
     return GeneratorNode(buffer, weights, generator, threads, leased, **options)
 

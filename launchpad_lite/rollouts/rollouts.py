@@ -22,7 +22,13 @@ from launchpad_lite.rollouts._buffer import (
     HandedBatch,
 )
 from launchpad_lite.rollouts._buffer_node import BufferNode, UnknownSessionError
-from launchpad_lite.rollouts._generating import GeneratorNode, RewardNode, loaded, serve_environment
+from launchpad_lite.rollouts._generating import (
+    GeneratorNode,
+    MadeFrom,
+    RewardNode,
+    loaded,
+    serve_environment,
+)
 from launchpad_lite.rollouts._patience import SILENT_S, Lateness, call_patiently
 from launchpad_lite.rollouts._prompts import PromptOrder
 from launchpad_lite.rollouts.errors import RolloutsError
@@ -394,7 +400,7 @@ class Rollouts:
             ENVIRONMENT: (environment, environments, ""),
             REWARD: (reward, rewards, "reward(prompt, rollout)"),
         }
-        made: dict[str, lp.Deferred[Any]] = {}
+        made: dict[str, MadeFrom] = {}
         counts: dict[str, int] = {}
         for role, (constructor, count, method) in given.items():
             if constructor is None:
@@ -403,8 +409,8 @@ class Rollouts:
             one = constructor if isinstance(constructor, lp.Deferred) else lp.Deferred(constructor)
             if method and not callable(getattr(one.constructor, method.partition("(")[0], None)):
                 raise TypeError(f"{one.constructor!r} has no {method}")
-            made[role], counts[role] = one, count
-        generate = made[GENERATOR].constructor.generate  # type: ignore[attr-defined]
+            made[role], counts[role] = (one.constructor, one.args, one.kwargs), count
+        generate = made[GENERATOR][0].generate  # type: ignore[attr-defined]
         if self._rules.partial and not inspect.isgeneratorfunction(generate):
             raise TypeError(f"partial=True: {generate!r} does not yield parts")
         for each in (label, f"{prefix}weights", *(f"{prefix}{role}" for role in made)):
@@ -434,8 +440,7 @@ class Rollouts:
         if folder is None:
             node.configure(*described)
         else:
-            one = made[GENERATOR]
-            parts = (one.constructor, one.args, one.kwargs), weights.args, threads, leased, options
+            parts = made[GENERATOR], weights.args, threads, leased, options
             node.configure(*described, str(Path(folder).absolute()), node.create_handle(), parts)
         handle = RolloutsHandle(RolloutsClient, self._prompts, buffer, weights)
         handle.weights = weights

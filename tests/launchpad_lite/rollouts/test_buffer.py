@@ -35,15 +35,17 @@ def made(order: RolloutOrder, generator: str = "g") -> MadeRollout:
 class _Desk:
     """A buffer with a clock, a trainer, and short ways to ask it."""
 
-    def __init__(self, count: int, groups: int = 1, epochs: int = 1, **rules: Any) -> None:
+    def __init__(
+        self, count: int, groups: int = 1, epochs: int = 1, leases: int = 0, **rules: Any
+    ) -> None:
         chosen = {"group_size": 1, "min_group_size": rules.get("group_size", 1), "max_staleness": 1}
         order = PromptOrder(count, epochs=epochs, shuffle=False, seed=0)
-        self.buffer = RolloutBuffer(BufferRules(**{**chosen, **rules}), order)
+        self.buffer = RolloutBuffer(BufferRules(**{**chosen, **rules}), order, leases)
         self.now = 100.0
         self.number = 0
         self.buffer.begin("trainer", groups, 1, None)
 
-    def take(self, name: str = "g", role: str = GENERATOR, life: str = "1") -> RolloutOrder | None:
+    def take(self, name: str = "g", role: str = GENERATOR, life: int = 1) -> RolloutOrder | None:
         return self.buffer.take(MemberLife(name, life, role), self.now)
 
     def make(self, generator: str = "g") -> RolloutOrder:
@@ -62,10 +64,10 @@ class _Desk:
         return None if batch is None else [each.prompt.index for each in batch.groups]
 
     def beat(self, generator: str, *held: str) -> None:
-        life = MemberLife(generator, "1")
+        life = MemberLife(generator, 1)
         self.buffer.note(life, self.now, dict.fromkeys(held, ""))
 
-    def note(self, name: str, role: str, life: str = "1", *held: str) -> bool:
+    def note(self, name: str, role: str, life: int = 1, *held: str) -> bool:
         return self.buffer.note(MemberLife(name, life, role), self.now, dict.fromkeys(held, ""))
 
     def pass_s(self, seconds: float, **held: str) -> None:
@@ -237,10 +239,10 @@ def test_an_environment_that_hangs_is_not_leased_again_before_its_next_life() ->
     second = desk.take()
     assert second is not None
     assert (second.prompt, second.environment) == (first.prompt, "e1")
-    assert not desk.note("e0", ENVIRONMENT, "2")
+    assert not desk.note("e0", ENVIRONMENT, 2)
     assert desk.make("other").environment == "e0"
     desk.buffer.give(second.token, made(second))
-    for name, life in (("e0", "2"), ("e1", "1")):
+    for name, life in (("e0", 2), ("e1", 1)):
         desk.note(name, ENVIRONMENT, life)
         order = desk.take()
         assert order is not None
@@ -248,7 +250,7 @@ def test_an_environment_that_hangs_is_not_leased_again_before_its_next_life() ->
     desk.prompts(), desk.prompts()
     for _ in range(29):
         desk.pass_s(1, g="")
-        desk.note("e0", ENVIRONMENT, "2")
+        desk.note("e0", ENVIRONMENT, 2)
         desk.note("e1", ENVIRONMENT)
         assert desk.hand_out() is None
     desk.pass_s(1, g="")
@@ -261,35 +263,39 @@ def test_what_a_lost_environment_held_up_is_made_again_and_is_no_failure() -> No
     desk.note("e0", ENVIRONMENT)
     first = desk.take()
     assert first is not None
-    desk.note("e0", ENVIRONMENT, "2")  # it has started again
-    assert desk.take("other") is None  # the first one may still call it
-    desk.note("e1", ENVIRONMENT)
+    desk.note("e0", ENVIRONMENT, 2)  # it has started again
     second = desk.take("other")
     assert second is not None
-    assert (second.prompt, second.environment) == (first.prompt, "e1")
+    assert (second.prompt, second.environment) == (first.prompt, "e0")
+    assert second.lease > first.lease  # so it refuses the first one, if that still calls it
     assert not desk.buffer.give(first.token, made(first))  # of two lives
     desk.buffer.fail(second.token, "another node is gone", desk.now, "lost")
     assert desk.make().environment == "e0"
     assert desk.prompts() == [0]
 
 
-def test_a_buffer_that_has_started_again_hears_who_has_an_environment() -> None:
-    before, desk = (_Desk(9, members=_WITH_ENVIRONMENTS) for _ in range(2))
+def test_a_buffer_that_has_started_again_leases_at_once_and_after_all_leases_before() -> None:
+    before = _Desk(9, members=_WITH_ENVIRONMENTS)
     before.note("e0", ENVIRONMENT)
     order = before.take()
     assert order is not None
-    desk.buffer = RolloutBuffer(
-        desk.buffer._rules, PromptOrder(9, epochs=1, shuffle=False, seed=0), desk.now + 3
-    )
-    desk.buffer.begin("trainer", 1, 1, None)
+    again = _Desk(9, leases=1 << 32, members=_WITH_ENVIRONMENTS)
+    again.note("e0", ENVIRONMENT)
+    again.beat("g", order.token)  # what it makes is worth nothing
+    assert again.make("other").lease > order.lease
+
+
+def test_a_generator_that_starts_again_gives_up_its_rollouts_before_it_is_ready() -> None:
+    desk = _Desk(9, max_staleness=0, members=_WITH_ENVIRONMENTS)
     desk.note("e0", ENVIRONMENT)
-    assert desk.take("other") is None  # nobody knows yet
-    desk.beat("g", order.token)
-    desk.pass_s(6, g=order.token, other="")
-    desk.note("e0", ENVIRONMENT)
-    assert desk.take("other") is None
-    desk.beat("g")
-    assert desk.take("other") is not None
+    order = desk.take()
+    assert order is not None
+    desk.buffer.note(MemberLife("g", 2), desk.now, {}, threads=0)
+    assert desk.buffer.status(desk.now).generators == []
+    assert desk.make("other").prompt == order.prompt
+    desk.note("g", GENERATOR, 2)
+    assert desk.take("g") is None  # a call of the life before, which came late
+    assert desk.buffer.status(desk.now).generators == ["g", "other"]
 
 
 def test_a_rollout_waits_for_its_reward_while_the_generator_makes_another_one() -> None:
@@ -317,9 +323,9 @@ def test_a_reward_that_takes_too_long_starts_again_while_another_one_judges() ->
     for _ in range(9):
         desk.pass_s(1)
         desk.note("r1", REWARD)
-        assert not desk.note("r0", REWARD, "1", slow.token)
+        assert not desk.note("r0", REWARD, 1, slow.token)
     desk.pass_s(1)
-    assert desk.note("r0", REWARD, "1", slow.token)
+    assert desk.note("r0", REWARD, 1, slow.token)
     assert desk.take("r0", REWARD) is None
     again = desk.take("r1", REWARD)
     assert again is not None
@@ -346,8 +352,8 @@ def test_a_rollout_that_is_cut_goes_on_with_its_parts_and_newer_weights() -> Non
     assert (second.prompt, second.version, second.parts) == (first.prompt, 2, ["a", "b"])
     assert not desk.buffer.give(first.token, made(first))
     desk.buffer.add(second.token, 2, "d", 2)
-    desk.buffer.note(MemberLife("other", "2"), desk.now)  # it is lost
-    third = desk.take("other", life="2")
+    desk.buffer.note(MemberLife("other", 2), desk.now)  # it is lost
+    third = desk.take("other", life=2)
     assert third is not None
     assert third.parts == ["a", "b", "d"]
     desk.buffer.give(third.token, made(third))
@@ -460,7 +466,7 @@ class _Story:
             self.held.append((member, order))
 
     def life(self, name: str) -> MemberLife:
-        return MemberLife(name, str(self.lives[name]), name.partition("[")[0])
+        return MemberLife(name, self.lives[name], name.partition("[")[0])
 
     def finish(self, member: MemberLife, order: RolloutOrder) -> None:
         if member.role == REWARD:

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import courier
 import launchpad_lite as lp
+from courier import lowlevel
 from launchpad_lite import replicas, rollouts
-from launchpad_lite.rollouts._generating import serve_environment
+from launchpad_lite.rollouts._generating import LEASE, serve_environment
 from launchpad_lite.testing import poll_until
 from launchpad_lite.testing.programs import ProgramLauncher, call_until_answered
 
@@ -555,7 +557,7 @@ class LateBuffer:
 def test_an_environment_takes_no_call_before_the_buffer_knows_of_its_life(tmp_path: Path) -> None:
     whole = lp.Program("environments")
     buffer = whole.add_node(lp.CourierNode(LateBuffer), label="rollouts")
-    node = lp.CourierNode(serve_environment, buffer, lp.Deferred(Counting, tmp_path))
+    node = lp.CourierNode(serve_environment, buffer, (Counting, (tmp_path,), {}))
     node.disable_run()
     environment = whole.add_node(node, label="environment")
 
@@ -568,3 +570,57 @@ def test_an_environment_takes_no_call_before_the_buffer_knows_of_its_life(tmp_pa
 
     whole.add_node(lp.PyNode(call, buffer, environment), label="caller")
     lp.launch(whole, "test_mt").wait()
+
+
+class EarlyBuffer:
+    """A buffer that knows all."""
+
+    def beat(self, *_: Any) -> bool:
+        return False
+
+
+_BEGUN, _MAY_END = threading.Event(), threading.Event()
+
+
+class Held:
+    """An environment that is held up in a call."""
+
+    def hold(self) -> None:
+        _BEGUN.set()
+        _MAY_END.wait(20)
+
+    @courier.idempotent
+    async def step(self, number: int) -> int:
+        return number
+
+    def __call__(self) -> str:
+        return "called"
+
+
+def test_an_environment_refuses_rollouts_whose_lease_is_over() -> None:
+    whole = lp.Program("environments")
+    buffer = whole.add_node(lp.CourierNode(EarlyBuffer), label="rollouts")
+    node = lp.CourierNode(serve_environment, buffer, (Held, (), {}))
+    node.disable_run()
+    environment = whole.add_node(node, label="environment")
+
+    def call(environment: Any) -> None:
+        first, second = (
+            lowlevel.with_arguments(environment, **{LEASE: number}) for number in (1, 2)
+        )
+        assert (first.step(1), courier.with_timeout(first, 20)()) == (1, "called")
+        held = first.futures.hold()
+        assert _BEGUN.wait(20)
+        early = second.futures.step(2)
+        with pytest.raises(concurrent.futures.TimeoutError):
+            early.result(0.1)  # the call of the first one still runs
+        _MAY_END.set()
+        assert (held.result(20), early.result(20)) == (None, 2)
+        with pytest.raises(
+            rollouts.EnvironmentTakenError, match=r"environment\[0\]: lease 1 is over, and lease 2 "
+        ):
+            first.step(1)
+        assert courier.list_methods(first) == ["__call__", "hold", "step"]
+
+    whole.add_node(lp.PyNode(call, environment), label="caller")
+    lp.launch(whole, "local_mt").wait()
