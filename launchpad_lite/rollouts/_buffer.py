@@ -304,6 +304,10 @@ class RolloutBuffer:
         more = environment, self._leased, slot.draft and slot.draft.payload, parts
         return RolloutOrder(token, group.prompt, place, self._version, *more)
 
+    def has_work(self, role: str) -> bool:
+        """Returns whether a slot is free after a `take` without success: others may have it."""
+        return bool(self._free[role]) and (role == REWARD or self._free_environment() is not None)
+
     def _free_environment(self) -> str | None:
         """Returns one that no attempt has; empty if rollouts need none, None if there is none."""
         if ENVIRONMENT not in self._rules.members:

@@ -57,18 +57,37 @@ class BufferNode:
         self._buffer = RolloutBuffer(rules, order, leases)
         #: Whether there are environments or rewards.
         self._has_others = len(rules.members) > 1
-        #: Set when a slot may be free; when a batch may be complete.
-        self._work, self._made = asyncio.Event(), asyncio.Event()
+        #: By role, who waits for an order, and the order; the first come first.
+        self._takers: dict[str, dict[asyncio.Future[RolloutOrder], MemberLife]] = {
+            role: {} for role in rules.members
+        }
+        #: Set when a batch may be complete.
+        self._made = asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
         #: For which nodes the trainer waits, and why, as of the last look.
         self._waits: list[tuple[str, str]] = []
         lp.metrics.view("rollouts", self._seen)
         lp.metrics.view("rollouts/groups-by-staleness", lambda: self._seen().staleness)
 
-    def _wake(self, *names: str) -> None:
-        for name in names or ("_work", "_made"):
-            getattr(self, name).set()
-            setattr(self, name, asyncio.Event())
+    def _wake(self) -> None:
+        """Serves all whom something new may serve."""
+        self._wake_trainer()
+        self._serve()
+
+    def _wake_trainer(self) -> None:
+        self._made.set()
+        self._made = asyncio.Event()
+
+    def _serve(self) -> None:
+        now = time.monotonic()
+        for role, takers in self._takers.items():
+            for taker, member in list(takers.items()):
+                if taker.done():
+                    continue
+                if (order := self._buffer.take(member, now)) is not None:
+                    taker.set_result(order)
+                elif not self._buffer.has_work(role):
+                    break
 
     def _start(self) -> None:
         """Starts the clock, with the first call: a node without `run` does not keep a program alive."""
@@ -88,7 +107,7 @@ class BufferNode:
     async def beat(self, member: MemberLife, held: Mapping[str, str], threads: int) -> bool:
         self._start()
         hangs = self._buffer.note(member, time.monotonic(), held, threads)
-        self._wake()
+        self._serve()
         return hangs
 
     async def take(self, member: MemberLife, wait_s: float) -> tuple[RolloutOrder, Any] | None:
@@ -96,15 +115,22 @@ class BufferNode:
         self._start()
         give_up_at = time.monotonic() + wait_s
         while True:
-            work = self._work
-            if (order := self._buffer.take(member, time.monotonic())) is not None:
-                try:
-                    return order, self._prompts[order.prompt.index]
-                except Exception as error:  # noqa: BLE001 - of the user's sequence
-                    await self.fail(order.token, f"prompts[{order.prompt.index}]: {error!r}")
-                    continue
-            if not await is_set_within(work, give_up_at - time.monotonic()):
+            order = self._buffer.take(member, time.monotonic())
+            if order is None and (order := await self._order(member, give_up_at)) is None:
                 return None
+            try:
+                return order, self._prompts[order.prompt.index]
+            except Exception as error:  # noqa: BLE001 - of the user's sequence
+                await self.fail(order.token, f"prompts[{order.prompt.index}]: {error!r}")
+
+    async def _order(self, member: MemberLife, give_up_at: float) -> RolloutOrder | None:
+        takers, taker = self._takers[member.role], asyncio.get_running_loop().create_future()
+        takers[taker] = member
+        try:
+            await asyncio.wait([taker], timeout=give_up_at - time.monotonic())
+        finally:
+            del takers[taker]
+        return taker.result() if taker.done() else None
 
     @courier.idempotent
     async def for_generators(self) -> Any:
@@ -121,7 +147,7 @@ class BufferNode:
         if self._has_others:
             self._wake()
         else:  # no slot is free now that was not before
-            self._wake("_made")
+            self._wake_trainer()
         return is_used
 
     @courier.idempotent

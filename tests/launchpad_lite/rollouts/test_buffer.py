@@ -1,5 +1,6 @@
 """What the buffer decides, in any order of messages, losses, doubles and jumps of the clock."""
 
+import asyncio
 import collections
 import os
 import random
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from launchpad_lite.rollouts import _buffer_node
 from launchpad_lite.rollouts._buffer import (
     ENVIRONMENT,
     GENERATOR,
@@ -17,6 +19,7 @@ from launchpad_lite.rollouts._buffer import (
     RolloutBuffer,
     RolloutOrder,
 )
+from launchpad_lite.rollouts._buffer_node import BufferNode
 from launchpad_lite.rollouts._prompts import PromptOrder, PromptRef
 from launchpad_lite.rollouts.errors import (
     GeneratorsGoneError,
@@ -332,6 +335,42 @@ def test_a_reward_that_takes_too_long_starts_again_while_another_one_judges() ->
     assert again.draft == slow.draft
     desk.buffer.score(again.token, 1.0)
     assert desk.prompts() == [0]
+
+
+def test_a_slot_that_is_free_again_is_offered_until_it_is_taken_and_not_to_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    class Buffer(RolloutBuffer):
+        def take(self, member: MemberLife, now: float) -> RolloutOrder | None:
+            asked.append(member.name)
+            return super().take(member, now)
+
+    monkeypatch.setattr(_buffer_node, "RolloutBuffer", Buffer)
+    monkeypatch.setattr(_buffer_node.lp, "restart_count", lambda: 0)
+    monkeypatch.setattr(_buffer_node.lp.metrics, "view", lambda *_: None)
+
+    async def run() -> None:
+        order = PromptOrder(9, epochs=1, shuffle=False, seed=0)
+        node = BufferNode(range(9), order, BufferRules(1, 1, 0))
+        await node.begin("trainer", 1, 1, None)
+        first = await node.take(MemberLife("g0", 0), 20.0)
+        assert first is not None
+        takers = [
+            asyncio.create_task(node.take(MemberLife(f"g{each}", 0), 20.0)) for each in range(50)
+        ]
+        await asyncio.sleep(0)
+        asked.clear()
+        await node.fail(first[0].token, "an error")
+        await asyncio.wait(takers, return_when=asyncio.FIRST_COMPLETED)
+        assert asked[:2] == ["g0", "g1"]  # the first one has failed at it
+        assert len(asked) < 5
+        assert [each.done() for each in takers[:3]] == [False, True, False]
+        for taker in takers:
+            taker.cancel()
+
+    asyncio.run(run())
 
 
 # Parts
