@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import launchpad_lite as lp
-from examples.reasoning.program import GROUP_SIZE, RESTART, STALENESS, make_program
+from examples.reasoning.program import GROUP_SIZE, STALENESS, make_program
 
 PICTURE_FILE = "post_training.svg"
 
@@ -140,7 +140,7 @@ def run(options: argparse.Namespace, mode: str, folder: Path) -> Run:
     )
     policy = lp.RestartPolicy("on_failure", max_restarts=1000, max_backoff_s=1.0)
     used_s, kills = cpu_s(), []
-    with lp.launch(program, options.launcher, restart=dict.fromkeys(RESTART, policy)) as running:
+    with lp.launch(program, options.launcher, restart={"generator": policy}) as running:
         while not running.join(options.kill):
             found = [each.pid for each in running.status() if each.name.startswith("generator")]
             pids = [pid for pid in found if pid is not None]

@@ -20,8 +20,6 @@ CHARACTERS = "abcdefghijkl="
 LENGTH = 8
 GROUPS, GROUP_SIZE, THREADS = 16, 8, 16
 STALENESS = {"sync": 0, "async": 4}
-#: Nodes that are lost, or hang, start again.
-RESTART = dict.fromkeys(("generator", "environment", "reward"), "on_failure")
 Params = dict[str, Any]
 
 
@@ -291,4 +289,4 @@ def make_program(
 
 
 if __name__ == "__main__":
-    lp.main(make_program, restart=RESTART)
+    lp.main(make_program)

@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import logging
 import os
@@ -43,6 +44,21 @@ _MOST_TEXT = 4000
 _PASSES = (courier.ServerGoneError, courier.CallTimeoutError, courier.CallCancelledError)
 
 _LOGGER = logging.getLogger(__name__)
+
+
+class ReturningNode(lp.CourierNode[Any]):
+    """A node that starts again when it is lost, unless the launch says otherwise.
+
+    Ten times a minute: one that is killed now and then is no reason to end a program that can do
+    without it for a while, and a constructor that always raises still ends it soon.
+    """
+
+    _restart = lp.RestartPolicy("on_failure", max_restarts=10, window_s=60.0, max_backoff_s=1.0)
+
+    def to_executables(self, context: Any) -> Sequence[Any]:
+        """Returns one task."""
+        tasks = super().to_executables(context)
+        return [dataclasses.replace(task, restart=self._restart) for task in tasks]
 
 
 class _MemberNode:

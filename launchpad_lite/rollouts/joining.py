@@ -8,7 +8,7 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite.parts.joining import JoinInfo
 from launchpad_lite.parts.settings import check_number
-from launchpad_lite.rollouts._generating import GeneratorNode
+from launchpad_lite.rollouts._generating import GeneratorNode, ReturningNode
 from launchpad_lite.rollouts._patience import SILENT_S
 from launchpad_lite.rollouts.errors import RolloutsError
 from launchpad_lite.rollouts.weights import WeightsClient
@@ -40,7 +40,7 @@ def join(file: Path, generators: int = 1) -> lp.Program:
     program = lp.Program("joined")
     label = f"joined_{secrets.token_hex(3)}"  # others may join, too
     for _ in range(generators):
-        program.add_node(lp.CourierNode(_make_generator, path), label=label)
+        program.add_node(ReturningNode(_make_generator, path), label=label)
     program.add_node(lp.PyNode(_wait_for_end, path), label="rollouts_watch")
     return program
 

@@ -25,6 +25,7 @@ from launchpad_lite.rollouts._buffer_node import BufferNode, UnknownSessionError
 from launchpad_lite.rollouts._generating import (
     GeneratorNode,
     MadeFrom,
+    ReturningNode,
     RewardNode,
     loaded,
     serve_environment,
@@ -367,9 +368,8 @@ class Rollouts:
         """Adds the buffer, the weights and the generators to a program; returns a handle for the trainer.
 
         An environment is a node that a rollout has for itself while it is made. A reward judges
-        rollouts that are made, while generators make others. Launch with
-        `restart={"generator": "on_failure", "environment": "on_failure", "reward": "on_failure"}` to
-        have those come back that are lost, or hang.
+        rollouts that are made, while generators make others. Those that are lost, or hang, start
+        again, each up to ten times a minute; `restart=` of the launch changes that.
 
         Args:
             program: What to add them to.
@@ -422,7 +422,7 @@ class Rollouts:
         buffer = program.add_node(node, label=label)
         leased: dict[str, Any] = {}
         for _ in range(counts.get(ENVIRONMENT, 0)):
-            serving = lp.CourierNode(
+            serving = ReturningNode(
                 serve_environment,
                 buffer,
                 made[ENVIRONMENT],
@@ -434,7 +434,7 @@ class Rollouts:
         options: dict[str, Any] = {"partial": self._rules.partial, "size_of": self._size_of}
         for role, work in ((GENERATOR, GeneratorNode), (REWARD, RewardNode)):
             for _ in range(counts.get(role, 0)):
-                new = lp.CourierNode(work, buffer, weights, made[role], threads, leased, **options)
+                new = ReturningNode(work, buffer, weights, made[role], threads, leased, **options)
                 program.add_node(new, label=f"{prefix}{role}")
         described = self._prompts, self._order, rules
         if folder is None:

@@ -328,10 +328,10 @@ def test_nothing_is_lost_or_trained_twice_when_nodes_are_killed(
         train=_train_to_file,
         path=tmp_path / "told",
     )
-    restart = dict.fromkeys(("generator", "rollouts", "weights"), "on_failure")
+    restart = dict.fromkeys(("rollouts", "weights"), "on_failure")
     running = launch_program(whole, "test_mp", restart=restart)
     buffer = running.client("rollouts")
-    for number, victim in enumerate(restart):
+    for number, victim in enumerate(("generator", *restart)):
         poll_until(lambda least=5 * number + 3: call_until_answered(buffer.status).step >= least)
         (pid,) = (each.pid for each in running.running.status() if each.name == f"{victim}[0]")
         os.kill(pid, signal.SIGKILL)
@@ -530,8 +530,7 @@ def test_environments_and_rewards_that_hang_or_die_start_again(
     )
     node = lp.PyNode(_train_to_file, handle, 2, None, tmp_path / "told")
     whole.add_node(node, label="trainer")
-    restart = dict.fromkeys(("environment", "reward"), "on_failure")
-    running = launch_program(whole, "test_mp", restart=restart)
+    running = launch_program(whole, "test_mp")
     result = running.wait()
     step, counts, errors = json.loads((tmp_path / "told").read_text())
     assert not errors
