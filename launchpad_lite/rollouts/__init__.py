@@ -9,6 +9,7 @@ whom it waits.
 from launchpad_lite.rollouts.errors import (
     EnvironmentTakenError,
     GeneratorsGoneError,
+    InferenceError,
     ItemError,
     PromptsFailedError,
     ReplayTimeoutError,
@@ -17,6 +18,7 @@ from launchpad_lite.rollouts.errors import (
     UnknownTableError,
     WeightsError,
 )
+from launchpad_lite.rollouts.inference import HttpEngine
 from launchpad_lite.rollouts.joining import join
 from launchpad_lite.rollouts.replay import (
     NStepWriter,
@@ -47,6 +49,8 @@ __all__ = [
     "EnvironmentTakenError",
     "FailedPrompt",
     "GeneratorsGoneError",
+    "HttpEngine",
+    "InferenceError",
     "ItemError",
     "NStepWriter",
     "PromptsFailedError",

@@ -211,6 +211,7 @@ class GeneratorNode(_MemberNode):
         self._weights = weights
         #: The user's object.
         self._worker = self.make(worker)
+        self._load = getattr(self._worker, "update_weights", None)
         self._environments = environments
         self._reading = threading.Lock()
         self._params: Any = None
@@ -286,7 +287,10 @@ class GeneratorNode(_MemberNode):
         """Returns weights that are new enough; all threads share them."""
         with self._reading:
             if self._version < wanted:
-                self._params, self._version = self._weights.get(self._version)
+                params, version = self._weights.get(self._version)
+                if self._load is not None:
+                    self._load(params, version)
+                self._params, self._version = params, version
             return self._params, self._version
 
 

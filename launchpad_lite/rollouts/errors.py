@@ -1,14 +1,15 @@
 """The errors of rollouts.
 
 RolloutsError
-├── EnvironmentTakenError another rollout has it       (RuntimeError)
-├── GeneratorsGoneError  nobody makes rollouts any more   (RuntimeError)
-├── ItemError            an item that a table cannot take (ValueError)
-├── PromptsFailedError   no prompt gets its rollouts      (RuntimeError)
-├── ReplayTimeoutError   a limiter did not open in time   (TimeoutError)
-├── TrainerReplacedError another trainer reads batches    (RuntimeError)
-├── UnknownTableError    no table has this name           (ValueError)
-└── WeightsError         parameters that cannot be used   (ValueError)
+├── EnvironmentTakenError another rollout has it           (RuntimeError)
+├── GeneratorsGoneError   nobody makes rollouts any more   (RuntimeError)
+├── InferenceError        an engine refuses a request      (RuntimeError)
+├── ItemError             an item that a table cannot take (ValueError)
+├── PromptsFailedError    no prompt gets its rollouts      (RuntimeError)
+├── ReplayTimeoutError    a limiter did not open in time   (TimeoutError)
+├── TrainerReplacedError  another trainer reads batches    (RuntimeError)
+├── UnknownTableError     no table has this name           (ValueError)
+└── WeightsError          parameters that cannot be used   (ValueError)
 """
 
 from launchpad_lite.errors import LaunchpadError
@@ -24,6 +25,10 @@ class EnvironmentTakenError(RolloutsError, RuntimeError):
 
 class GeneratorsGoneError(RolloutsError, RuntimeError):
     """A batch can never come: no generator, environment or reward is left, or all are held up."""
+
+
+class InferenceError(RolloutsError, RuntimeError):
+    """An inference engine refuses a request. The message has what it answers."""
 
 
 class ItemError(RolloutsError, ValueError):

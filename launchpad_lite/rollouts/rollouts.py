@@ -374,7 +374,9 @@ class Rollouts:
         Args:
             program: What to add them to.
             generator: The class of the user's generators, with `generate(prompt, weights)`; with
-                arguments as `lp.Deferred(Generator, 0.7)`. Each generator has one object of it.
+                arguments as `lp.Deferred(Generator, 0.7)`. Each generator has one object of it. If that
+                has `update_weights(params, version)`, it is called once with each version, in order,
+                before rollouts that are made with it.
             generators: How many.
             threads: How many rollouts a generator makes at the same time, by threads that share its
                 object.
