@@ -287,7 +287,7 @@ class GeneratorNode(_MemberNode):
         """Returns weights that are new enough; all threads share them."""
         with self._reading:
             if self._version < wanted:
-                params, version = self._weights.get(self._version)
+                params, version = self._weights.get(self._version, known=self._params)
                 if self._load is not None:
                     self._load(params, version)
                 self._params, self._version = params, version

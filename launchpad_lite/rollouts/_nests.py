@@ -19,10 +19,11 @@ def leaves(nest: Any, path: str) -> Iterator[tuple[str, Any]]:
 def map_leaves(function: Callable[[Any], Any], nest: Any) -> Any:
     """Returns a nest with the results of a function for each leaf, in the order of `leaves`."""
     if isinstance(nest, dict):
-        return {name: map_leaves(function, nest[name]) for name in sorted(nest, key=repr)}
+        parts = {name: map_leaves(function, nest[name]) for name in sorted(nest, key=repr)}
+        return {name: parts[name] for name in nest}
     if isinstance(nest, list | tuple):
-        parts = [map_leaves(function, each) for each in nest]
-        return type(nest)(*parts) if hasattr(nest, "_fields") else type(nest)(parts)
+        items = [map_leaves(function, each) for each in nest]
+        return type(nest)(*items) if hasattr(nest, "_fields") else type(nest)(items)
     return function(nest)
 
 

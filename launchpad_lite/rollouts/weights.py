@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +41,10 @@ class WeightsNode:
         self._shared: courier.Shared[Any] | None = None
         self._structure: dict[str, str] = {}
         self._newer = asyncio.Event()
+        #: In which version each leaf has changed last; None: no reader on another machine asks.
+        self._changed_at: list[int] | None = None
+        #: What has changed since a version: that version, and leaves by their number.
+        self._changes: tuple[int, Any] = 0, None
 
     async def publish(self, params: Any, structure: dict[str, str], after: int) -> int:
         """Takes parameters, of a `structure_of`; returns their version, which is newer than `after`."""
@@ -49,19 +54,42 @@ class WeightsNode:
                 f"the weights have another structure than the version before: {what}"
             )
         self._structure = structure
-        self._shared = courier.Shared(params)
+        before, self._shared = self._shared, courier.Shared(params)
         self._version = max(self._version, after) + 1
+        if self._changed_at is not None and before is not None:
+            pairs = zip(leaves(before.value, ""), leaves(params, ""), strict=True)
+            for number, ((_, old), (_, new)) in enumerate(pairs):
+                if not _is_equal(old, new):
+                    self._changed_at[number] = self._version
+        self._changes = 0, None
         self._newer.set()
         self._newer = asyncio.Event()
         return self._version
 
     @courier.idempotent
-    async def get(self, newer_than: int, wait_s: float) -> tuple[int, Any]:
-        """Returns the newest version and its parameters; version 0 if there is none in time."""
+    async def get(self, newer_than: int, wait_s: float, has_it: bool) -> tuple[int, Any, Any]:
+        """Returns the newest version and its parameters; version 0 if there is none in time.
+
+        A caller on another machine that has the version `newer_than` gets None for the parameters, and
+        the leaves that differ.
+        """
         if self._shared is None or self._version <= newer_than:
             if not await is_set_within(self._newer, wait_s):
-                return 0, None
-        return self._version, self._shared
+                return 0, None, None
+        if self._shared is None or not has_it or not _is_elsewhere():
+            return self._version, self._shared, None
+        if self._changed_at is None:
+            self._changed_at = [self._version] * len(self._structure)
+        if self._changes[0] != newer_than:
+            changed = {
+                number: leaf
+                for number, (_, leaf) in enumerate(leaves(self._shared.value, ""))
+                if self._changed_at[number] > newer_than
+            }
+            is_all = len(changed) == len(self._structure)
+            self._changes = newer_than, None if is_all else courier.Shared(changed)
+        changes = self._changes[1]
+        return self._version, self._shared if changes is None else None, changes
 
     @courier.idempotent
     async def version(self) -> int:
@@ -132,7 +160,9 @@ class WeightsClient:
         """Returns the newest version; waits until there is one."""
         return self.get()
 
-    def get(self, newer_than: int = 0, timeout_s: float | None = None) -> VersionedWeights:
+    def get(
+        self, newer_than: int = 0, timeout_s: float | None = None, *, known: Any = None
+    ) -> VersionedWeights:
         """Returns the newest version; waits until it is newer than a known one.
 
         Arrays are the reader's own: writing to them changes them for nobody else. On the host of
@@ -141,16 +171,20 @@ class WeightsClient:
         Args:
             newer_than: The known version.
             timeout_s: Seconds to wait; None waits until the node stops.
+            known: The parameters of the known version, if they were not changed: another machine is
+                sent only arrays that differ. The result shares the others with them.
 
         Raises:
             TimeoutError: It did not come in time, or this node is to stop.
         """
-        found = self._get(newer_than, timeout_s)
+        found = self._get(newer_than, timeout_s, known)
         if found is None:
             raise TimeoutError(f"no version of the weights is newer than {newer_than}")
         return found
 
-    def _get(self, newer_than: int, timeout_s: float | None) -> VersionedWeights | None:
+    def _get(
+        self, newer_than: int, timeout_s: float | None, known: Any = None
+    ) -> VersionedWeights | None:
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
         while not lp.stop_event().is_set():
             left_s = _POLL_S if give_up_at is None else max(0.0, give_up_at - time.monotonic())
@@ -158,14 +192,17 @@ class WeightsClient:
                 self._node if give_up_at is None else courier.with_timeout(self._node, left_s + 1)
             )
             try:
-                version, params = node.get(newer_than, min(left_s, _POLL_S))
+                wait_s = min(left_s, _POLL_S)
+                version, params, changed = node.get(newer_than, wait_s, known is not None)
             except courier.CallTimeoutError:
                 return None
             except courier.ServerGoneError:  # it is started again
                 lp.stop_event().wait(min(left_s, RETRY_S))
                 version = 0
             if version:
-                return VersionedWeights(params, version)
+                return VersionedWeights(
+                    params if changed is None else _merged(known, changed), version
+                )
             if left_s == 0:
                 break
         return None
@@ -231,6 +268,25 @@ class Weights:
             raise ValueError(f"the program has a group {label!r}; give another label=")
         handle = program.add_node(lp.CourierNode(WeightsNode), label=label)
         return WeightsHandle(WeightsClient, handle, **self._options)
+
+
+def _is_elsewhere() -> bool:
+    """Returns whether the caller is on another machine, which shares no memory with this one."""
+    return courier.current_call().peer.rpartition(":")[2].isdigit()
+
+
+def _merged(known: Any, changed: dict[int, Any]) -> Any:
+    numbers = itertools.count()
+    return map_leaves(lambda leaf: changed.get(next(numbers), leaf), known)
+
+
+def _is_equal(old: Any, new: Any) -> bool:
+    """Returns whether arrays of any library are equal; False if they are none."""
+    if not hasattr(new, "reshape"):
+        return False
+    # Most differ in their first number.
+    first = bool((old.reshape(-1)[:1] == new.reshape(-1)[:1]).all())
+    return first and bool((old == new).all())
 
 
 def _converted(leaf: Any, dtype: Any) -> Any:

@@ -1,5 +1,6 @@
 """Versioned parameters for many readers."""
 
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 import launchpad_lite as lp
 from launchpad_lite import rollouts
+from launchpad_lite.rollouts import weights as weights_module
 from launchpad_lite.testing import poll_until
 from launchpad_lite.testing.programs import ProgramLauncher
 
@@ -87,6 +89,34 @@ def test_a_reader_waits_for_a_newer_version_or_for_some_time() -> None:
         assert seen == [(10, 1), (20, 2)]
 
     run(work)
+
+
+def test_another_machine_is_sent_only_arrays_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_module, "_is_elsewhere", lambda: True)
+    versions: list[Any] = []
+
+    def work(weights: rollouts.WeightsClient) -> None:
+        known = None
+        for change in ("", "", "z", "a", "", "za", "n"):
+            params = {"z": np.full(5, 1.0), "a": [np.float32(2), np.zeros(0)], "n": 3}
+            params["z"][4] += len(versions) * ("z" in change)
+            params["a"][0] += len(versions) * ("a" in change)
+            params["n"] += len(change)
+            weights.publish(params)
+            version = versions[-1].version if versions else 0
+            versions.append(weights.get(version, known=known))
+            known = versions[-1].params
+            assert known == params | {"z": known["z"], "a": known["a"]}
+            assert list(known) == list(params)  # also their order
+            assert (known["z"] == params["z"]).all()
+            assert known["a"][0] == params["a"][0]
+
+    run(work)
+    pairs = list(itertools.pairwise([each.params for each in versions]))
+    assert ["z" * (new["z"] is not old["z"]) + "a" * (new["a"][0] is not old["a"][0]) for old, new in pairs] == [
+        # The first reader that has a version gets all.
+        "za", "z", "za", "a", "za", "za",
+    ]  # fmt: skip
 
 
 def test_arrays_are_converted_on_the_way() -> None:
