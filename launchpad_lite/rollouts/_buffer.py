@@ -219,9 +219,9 @@ class RolloutBuffer:
         self._has_batch = False
         self._trained = self._retried = self._discarded = self._late = self._set_aside = 0
         self._staleness: collections.Counter[int] = collections.Counter()
-        #: How many rollouts were made, and their size; what they were at past ticks.
+        #: How many rollouts were made, and their size; what they and the step were at past ticks.
         self._made, self._size = 0, 0.0
-        self._past: collections.deque[tuple[float, int, float]] = collections.deque()
+        self._past: collections.deque[tuple[float, int, float, int]] = collections.deque()
         self._failed: list[FailedPrompt] = []
         self._failed_in_row = 0
         self._last_error = ""
@@ -521,7 +521,7 @@ class RolloutBuffer:
 
     def tick(self, now: float) -> None:
         """Notices silent generators and rollouts that take too long; call it each second."""
-        self._past.append((now, self._made, self._size))
+        self._past.append((now, self._made, self._size, self._step))
         while self._past[0][0] < now - _RATE_S:
             self._past.popleft()
         gap_s = 0.0 if self._ticked_at is None else now - self._ticked_at
@@ -792,8 +792,9 @@ class RolloutBuffer:
             *self._rates(now),
         )
 
-    def _rates(self, now: float) -> tuple[float, float]:
-        """Returns how many rollouts are made in a second, and their size."""
-        began_at, made, size = self._past[0] if self._past else (now, 0, 0.0)
+    def _rates(self, now: float) -> tuple[float, ...]:
+        """Returns how many rollouts are made in a second, their size, and how many steps."""
+        began_at, *before = self._past[0] if self._past else (now, 0, 0.0, 0)
         seconds = max(now - began_at, 1.0)
-        return (self._made - made) / seconds, (self._size - size) / seconds
+        pairs = zip((self._made, self._size, self._step), before, strict=True)
+        return tuple((new - old) / seconds for new, old in pairs)

@@ -26,6 +26,10 @@ from launchpad_lite.rollouts.results import RolloutState, RolloutStatus
 
 #: Seconds between two looks at silent nodes and at limits of time.
 _TICK_S = 0.5
+#: Seconds between two lines with rates.
+_TELL_S = 10.0
+
+_RATES = ("rollouts_per_s", "size_per_s", "steps_per_s")
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -95,9 +99,14 @@ class BufferNode:
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
     async def _tick(self) -> None:
+        told_at = time.monotonic()
         while True:
-            self._buffer.tick(time.monotonic())
-            self._waits = self._buffer.waits_for(time.monotonic())
+            self._buffer.tick(now := time.monotonic())
+            self._waits = self._buffer.waits_for(now)
+            if now - told_at >= _TELL_S:
+                told_at, status = now, self._buffer.status(now)
+                if rates := {name: rate for name in _RATES if (rate := getattr(status, name))}:
+                    lp.log(rates, status.step)
             self._wake()
             await asyncio.sleep(_TICK_S)
 

@@ -131,6 +131,7 @@ class RolloutStatus:
         waits: Who waits for what, for people; empty if the trainer does not wait.
         rollouts_per_s: Rollouts that were made in a second, in the last 30 s.
         size_per_s: Their size, such as tokens or steps, if `Rollouts` was told how to count it.
+        steps_per_s: Training steps that ended in a second, in the same time.
 
     Example:
         print(made.status().waits)
@@ -151,11 +152,12 @@ class RolloutStatus:
     waits: str = ""
     rollouts_per_s: float = 0.0
     size_per_s: float = 0.0
+    steps_per_s: float = 0.0
 
     def __str__(self) -> str:
         size = f", size {self.size_per_s:,.1f}/s" if self.size_per_s else ""
         return (
-            f"step {self.step:,}, version {self.version:,} of the weights; {len(self.generators)} generators\n"
+            f"step {self.step:,}, {self.steps_per_s:,.1f}/s, version {self.version:,} of the weights; {len(self.generators)} generators\n"
             f"rollouts: {self.running} running, {self.waiting} waiting, {self.retried} again, {self.late} late; "
             f"{self.rollouts_per_s:,.1f}/s{size}\ngroups: {self.complete} complete, {self.trained} trained, "
             f"{self.discarded} too old, {self.set_aside} prompts set aside\n{self.waits}"

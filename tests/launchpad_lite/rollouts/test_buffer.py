@@ -138,13 +138,15 @@ def test_groups_that_are_too_old_are_discarded_and_made_again() -> None:
 
 def test_rates_are_those_of_the_last_seconds() -> None:
     desk = _Desk(1000, max_staleness=999)
-    for _ in range(60):
+    for number in range(60):
         order = desk.take()
         assert order is not None
         desk.buffer.give(order.token, made(order)._replace(size=50.0))
+        if number % 2:
+            desk.prompts(), desk.buffer.published("trainer", 2)
         desk.pass_s(1, g="")
     status = desk.buffer.status(desk.now)
-    assert (status.rollouts_per_s, status.size_per_s) == (1.0, 50.0)
+    assert (status.rollouts_per_s, status.size_per_s, status.steps_per_s) == (1.0, 50.0, 0.5)
     desk.pass_s(30, g="")
     assert desk.buffer.status(desk.now).size_per_s == 0
 

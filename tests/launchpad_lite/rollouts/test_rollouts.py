@@ -19,6 +19,7 @@ import courier
 import launchpad_lite as lp
 from courier import lowlevel
 from launchpad_lite import replicas, rollouts
+from launchpad_lite.rollouts import _buffer_node
 from launchpad_lite.rollouts._generating import LEASE, serve_environment
 from launchpad_lite.testing import poll_until
 from launchpad_lite.testing.programs import ProgramLauncher, call_until_answered
@@ -493,7 +494,11 @@ class Writer:
             yield number, float(weights["w"][0])
 
 
-def test_a_rollout_in_parts_goes_on_with_newer_weights() -> None:
+def test_a_rollout_in_parts_goes_on_with_newer_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[Any] = []
+    monkeypatch.setattr(_buffer_node, "_TELL_S", 0.0)
+    monkeypatch.setattr(_buffer_node, "_TICK_S", 0.01)
+    monkeypatch.setattr(_buffer_node.lp, "log", lambda rates, step: lines.append((*rates, step)))
     told = run(
         rollouts.Rollouts(
             [2, *[40] * 3, *[1] * 20], max_staleness=8, partial=True, shuffle=False, size_of=len
@@ -502,6 +507,8 @@ def test_a_rollout_in_parts_goes_on_with_newer_weights() -> None:
         groups=1,
     )
     assert told[-1].size_per_s > 2 * told[-1].rollouts_per_s > 0
+    assert lines
+    assert {*lines[-1][:-1]} <= {"rollouts_per_s", "size_per_s", "steps_per_s"}
     assert trained(told) == dict.fromkeys(range(24), 1)
     groups = [group for batch, _ in told[:-1] for group in batch]
     for group in groups:
