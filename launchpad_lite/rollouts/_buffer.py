@@ -198,6 +198,8 @@ class RolloutBuffer:
         #: Attempts by token, also those that were given up, while their group is here.
         self._attempts: dict[str, tuple[_OpenGroup, _Slot]] = {}
         self._members: dict[str, _RolloutMember] = {}
+        #: The newest life of each node, also of those that are gone.
+        self._lives: dict[str, int] = {}
         #: Who has which attempt; environments that none has.
         self._holders: dict[str, _RolloutMember] = {}
         self._idle: dict[str, None] = {}
@@ -238,14 +240,15 @@ class RolloutBuffer:
         """Hears from a node; returns whether it hangs, and is to start again.
 
         `held` says what it does for each of its attempts, for people; None: it does not say. Then it
-        does not say either how many attempts it works at, at the same time. With 0 `threads`, it still
-        starts: only its life before is over.
+        does not say either how many attempts it works at, at the same time. With 0 `threads`, it is
+        not there (yet): only its life before is over.
         """
+        if member.life < self._lives.get(member.name, 0):
+            return False  # it was on its way when the node ended
+        self._lives[member.name] = member.life
         known = self._members.get(member.name)
-        if known is not None and known.life.life > member.life:
-            return False  # it was on its way when the node was lost
-        if known is not None and known.life.life < member.life:
-            self._lose(member.name, "was started again")
+        if known is not None and known.life != member:
+            self._lose(member.name, "has ended")
             known = None
         if not threads:
             return False
@@ -278,8 +281,9 @@ class RolloutBuffer:
     def take(self, member: MemberLife, now: float) -> RolloutOrder | None:
         """Leases the next rollout to a generator or a reward; None if there is none now."""
         self.note(member, now)
-        if not self._version or self._members[member.name].life != member:
-            return None  # there are no weights yet; or the node is lost
+        known = self._members.get(member.name)
+        if not self._version or known is None or known.life != member:
+            return None  # there are no weights yet; or the node has ended
         makes = member.role == GENERATOR
         environment = self._free_environment() if makes else ""
         if environment is None:
@@ -294,8 +298,8 @@ class RolloutBuffer:
         deadline_at = now + self._limits_s[member.role]
         slot.lease = _Lease(token, member.name, now, deadline_at, environment, len(slot.parts))
         self._attempts[token] = group, slot
-        self._holders[token] = self._members[member.name]
-        self._holders[token].held[token] = now
+        self._holders[token] = known
+        known.held[token] = now
         if environment:
             self._members[environment].attempt = token
             del self._idle[environment]

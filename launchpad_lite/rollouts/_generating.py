@@ -102,6 +102,8 @@ class _MemberNode:
                 if self._buffer.beat(self._who, doing, self._threads * self._is_made):
                     self._start_again()
             self._ends.wait(_BEAT_S)
+        with contextlib.suppress(*_PASSES):  # others go on with what it has
+            self._buffer.beat(self._who._replace(life=self._who.life + 1), {}, 0)
 
     def make(self, one: MadeFrom) -> Any:
         """Returns the user's object, once the buffer knows of this node, or it is to stop."""
