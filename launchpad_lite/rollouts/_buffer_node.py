@@ -28,7 +28,6 @@ from launchpad_lite.rollouts.results import RolloutState, RolloutStatus
 _TICK_S = 0.5
 #: Seconds between two lines with rates.
 _TELL_S = 10.0
-
 _RATES = ("rollouts_per_s", "size_per_s", "steps_per_s")
 
 _LOGGER = logging.getLogger(__name__)

@@ -581,15 +581,20 @@ def test_an_environment_takes_no_call_before_the_buffer_knows_of_its_life(tmp_pa
 class EarlyBuffer:
     """A buffer that knows all."""
 
-    def beat(self, *_: Any) -> bool:
+    def beat(self, member: Any, held: Any, threads: int) -> bool:
+        if threads == 0:
+            _HEARD.set()
         return False
 
 
-_BEGUN, _MAY_END = threading.Event(), threading.Event()
+_HEARD, _BEGUN, _MAY_END = threading.Event(), threading.Event(), threading.Event()
 
 
 class Held:
     """An environment that is held up in a call."""
+
+    def __init__(self) -> None:
+        assert _HEARD.wait(20)  # before, the buffer knows that the last life is over
 
     def hold(self) -> None:
         _BEGUN.set()
