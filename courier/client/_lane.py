@@ -297,7 +297,7 @@ class Lane:
             call.expire()
         with self._lock:
             if self._dialler is None:
-                self._dialler = own  # the thread that started this one was interrupted
+                self._dialler = own  # as after `_use`; or who started this thread was interrupted
             if self._dialler is not own:
                 return False
             goes_on = bool(self._unsent) and not self._closed
@@ -327,6 +327,9 @@ class Lane:
                 waiting, self._unsent = self._unsent, []
                 self._link = link
                 self._links.add(link)
+                # A signal handler may interrupt a thread that holds a lock of this link, and call:
+                # another thread must dial for it, as this one may wait for that lock.
+                self._dialler = None
         if not is_wanted:
             link.close(CallCancelledError("the client was closed, or has moved"))
             return

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import courier
+from courier.client._calls import WireCall
 from courier.threads.locks import Condition, Event, Lock, RLock
 from tests.courier.conftest import Connect, Serve
 from tests.courier.served import Node
@@ -112,6 +113,40 @@ def test_a_signal_handler_may_call_the_same_server(
             break
         assert answers == ["handled"]
     assert step > 20
+
+
+def test_a_signal_handler_calls_though_what_it_interrupted_holds_up_a_new_connection(
+    serve: Serve, node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, _ = serve(node)
+    sends = WireCall.send
+    for step in itertools.count(1):
+        client = connect(server.address)
+        sent, go_on = threading.Event(), threading.Event()
+
+        def send(call: WireCall, link: Any, *, at_once: bool, its: Any = (sent, go_on)) -> None:
+            sent, go_on = its
+            sends(call, link, at_once=at_once)
+            if not sent.is_set():  # as if it waited for a lock that the cancelling thread holds
+                sent.set()
+                go_on.wait(_PATIENCE_S)
+
+        monkeypatch.setattr(WireCall, "send", send)
+        future = client.futures.echo()
+        assert sent.wait(_PATIENCE_S)
+        answers: list[object] = []
+        impatient = courier.with_timeout(client, _PATIENCE_S)
+
+        def handle(answers: list[object] = answers, impatient: Any = impatient) -> None:
+            answers.append(impatient.echo("handled"))
+
+        with _at_step(step, handle, "courier.wire"):
+            future.cancel()
+        go_on.set()
+        if not answers:
+            break
+        assert answers == ["handled"]
+    assert step > 5
 
 
 def test_who_holds_the_lock_of_a_future_may_call_the_same_server(serve: Serve, node: Node) -> None:
