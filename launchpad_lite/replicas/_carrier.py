@@ -24,7 +24,7 @@ class Carrier:
     Calls raise `CollectiveMismatchError` in all replicas that make different ones,
     `ReplicaLostError` if a replica is lost, and `TypeError` for a dtype that cannot be combined.
 
-    `aside` is a kind of leaves, as `_nests.kind`, that `all_reduce` and `broadcast` take as they
+    `aside` is a kind of leaves, as `nests.kind`, that `all_reduce` and `broadcast` take as they
     are: a list of them in place of a flat array, whose items are replaced.
     """
 

@@ -12,7 +12,8 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from courier.lowlevel import signature_of
-from launchpad_lite.replicas import _devices, _nests
+from launchpad_lite.parts import nests
+from launchpad_lite.replicas import _devices
 from launchpad_lite.replicas.errors import InputSplitError
 
 #: Batches that a worker keeps for replicas that have not fetched theirs.
@@ -39,9 +40,9 @@ Key = tuple[int, int, int]
 
 def split_leading(batch: Any, parts: int) -> list[Any]:
     """Returns a batch in equal parts along the first dimension of each leaf."""
-    for path, leaf in _nests.leaves(batch):
+    for path, leaf in nests.leaves(batch):
         where = f"{path} of the batch" if path else "the batch"
-        if not _nests.kind(leaf) or not getattr(leaf, "shape", ()):
+        if not nests.kind(leaf) or not getattr(leaf, "shape", ()):
             raise InputSplitError(
                 f"{where} has no first dimension to divide among {parts} replicas: it is "
                 f"{type(leaf).__name__}; give input_split_fn="
@@ -57,17 +58,15 @@ def split_leading(batch: Any, parts: int) -> list[Any]:
             length = leaf.shape[0] // parts
             return leaf[index * length : (index + 1) * length]
 
-        return _nests.rebuilt(batch, cut)
+        return nests.rebuilt(batch, cut)
 
     return [part(index) for index in range(parts)]
 
 
 def examples_in(batch: Any) -> int:
-    """Returns how many examples a batch has: the length of its first leaf."""
-    for _, leaf in _nests.leaves(batch):
-        shape = getattr(leaf, "shape", ())
-        return int(shape[0]) if shape else 1
-    return 0
+    """Returns how many examples a batch has: the length of its first array; 0 without leaves."""
+    shapes = [getattr(leaf, "shape", ()) for _, leaf in nests.leaves(batch)]
+    return int(next((shape[0] for shape in shapes if shape), bool(shapes)))
 
 
 class Pipeline:
@@ -93,9 +92,9 @@ class Pipeline:
 
 
 def _addresses(batch: Any) -> set[int]:
-    leaves = [leaf for _, leaf in _nests.leaves(batch)]
+    leaves = [leaf for _, leaf in nests.leaves(batch)]
     arrays = {leaf.ctypes.data for leaf in leaves if hasattr(leaf, "ctypes")}
-    return arrays | {leaf.data_ptr() for leaf in leaves if _nests.kind(leaf) == "torch"} - {0}
+    return arrays | {leaf.data_ptr() for leaf in leaves if nests.kind(leaf) == "torch"} - {0}
 
 
 def opened(input_fn: Callable[..., Any], index: int, step: int) -> Pipeline:

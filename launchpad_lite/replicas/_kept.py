@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from launchpad_lite.replicas import _nests
+from launchpad_lite.parts import nests
 from launchpad_lite.replicas.errors import ReplicaError
 
 
@@ -55,7 +55,7 @@ def check_can_be_kept(path: str, thing: Any, seen: "dict[int, str] | None" = Non
         pass
     elif isinstance(thing, (MutableMapping, list, tuple)) and not _is_value(thing):
         inside = {} if seen is None and not isinstance(thing, tuple) else seen
-        for name, part in (_nests.children(thing) or {}).items():
+        for name, part in (nests.children(thing) or {}).items():
             check_can_be_kept(path + name, part, inside)
     else:
         raise TypeError(
@@ -73,7 +73,7 @@ def taken_from(thing: Any) -> Any:
     if isinstance(thing, MutableMapping):
         return {key: taken_from(value) for key, value in thing.items()}
     if isinstance(thing, (list, tuple)):
-        return _nests.sequence_like(thing, [taken_from(part) for part in thing])
+        return nests.sequence_like(thing, [taken_from(part) for part in thing])
     return thing
 
 
@@ -95,7 +95,7 @@ def put_into(path: str, thing: Any, value: Any) -> Any:
         olds = itertools.chain(thing, itertools.repeat(None))
         parts = [put_into(f"{path}[{at}]", next(olds), part) for at, part in enumerate(value)]
         if isinstance(thing, tuple):
-            return _nests.sequence_like(thing, parts)
+            return nests.sequence_like(thing, parts)
         thing[:] = parts
     elif _is_value(thing):
         return value
@@ -111,20 +111,20 @@ def _has_state(thing: Any) -> bool:
 
 def _is_array(thing: Any) -> bool:
     """Returns whether it is an array whose content can change."""
-    return _nests.kind(thing) in ("numpy", "torch") and hasattr(thing, "__setitem__")
+    return nests.kind(thing) in ("numpy", "torch") and hasattr(thing, "__setitem__")
 
 
 def _is_value(thing: Any) -> bool:
     if isinstance(thing, (tuple, frozenset)):
         return all(map(_is_value, thing))
-    is_leaf = bool(_nests.kind(thing)) or isinstance(thing, (str, bytes, type(None)))
+    is_leaf = bool(nests.kind(thing)) or isinstance(thing, (str, bytes, type(None)))
     return is_leaf and not _is_array(thing)
 
 
 def _fill(array: Any, value: Any) -> bool:
     """Puts values into an array, unless they are of another kind, shape or type."""
-    kind = _nests.kind(array)
-    if _nests.kind(value) != kind or (array.shape, array.dtype) != (value.shape, value.dtype):
+    kind = nests.kind(array)
+    if nests.kind(value) != kind or (array.shape, array.dtype) != (value.shape, value.dtype):
         return False
     (array.detach() if kind == "torch" else array)[...] = value
     return True

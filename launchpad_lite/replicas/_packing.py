@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launchpad_lite.launching import loaded_module
-from launchpad_lite.replicas import _nests
+from launchpad_lite.parts import nests
 from launchpad_lite.replicas._carrier import Array, Op
 from launchpad_lite.replicas._operations import ArrayOperation
 
@@ -35,13 +35,13 @@ class Packed:
 
         self._nest = nest
         self._op = op
-        self._leaves = list(_nests.leaves(nest))
+        self._leaves = list(nests.leaves(nest))
         parts: dict[str, list[Any]] = {}
         self._places: list[tuple[str, tuple[int, ...]]] = []
         described = []
         for path, leaf in self._leaves:
             check_not_traced(leaf)
-            if aside and _nests.kind(leaf) == aside and not _may_wrap(leaf.dtype, op):
+            if aside and nests.kind(leaf) == aside and not _may_wrap(leaf.dtype, op):
                 parts.setdefault(aside, []).append(leaf)
                 self._places.append((aside, ()))
                 what = f"{aside} {leaf.dtype}{list(leaf.shape)}"
@@ -82,7 +82,7 @@ class Packed:
                 )
             found.append(part[0] if name == self._aside else like(leaf, part.reshape(shape)))
         replacements = iter(found)
-        return _nests.rebuilt(self._nest, lambda _: next(replacements))
+        return nests.rebuilt(self._nest, lambda _: next(replacements))
 
 
 def _may_wrap(dtype: Any, op: str) -> bool:
@@ -115,7 +115,7 @@ def as_numpy(leaf: Any, path: str = "") -> Array:
     """Returns a number or an array as an array of numpy; on a CPU it may share its memory."""
     import numpy as np
 
-    kind = _nests.kind(leaf)
+    kind = nests.kind(leaf)
     array: Array | None = None
     if kind == "torch":
         tensor = leaf.detach().cpu()
@@ -139,7 +139,7 @@ def as_numpy(leaf: Any, path: str = "") -> Array:
 
 def like(leaf: Any, array: Array) -> Any:
     """Returns an array in the kind, device and layout of a leaf; means of integers stay floats."""
-    kind = _nests.kind(leaf)
+    kind = nests.kind(leaf)
     if kind == "torch":
         torch = loaded_module("torch")
         keeps = leaf.dtype.is_floating_point or leaf.dtype.is_complex or array.dtype.kind != "f"
@@ -159,11 +159,11 @@ def like(leaf: Any, array: Array) -> Any:
     return array[()] if array.ndim == 0 else array
 
 
-def combined(nests: Sequence[Any], op: Op) -> Any:
-    packed = [Packed(nest, op) for nest in nests]
+def combined(results: Sequence[Any], op: Op) -> Any:
+    packed = [Packed(each, op) for each in results]
     if differing := {each.text for each in packed} - {packed[0].text}:
         raise ValueError(f"results differ in structure: {packed[0].text} and {min(differing)}")
     for name, array in packed[0].arrays.items():
-        operation = ArrayOperation(op, array.dtype, len(nests))
+        operation = ArrayOperation(op, array.dtype, len(results))
         operation.combine([each.arrays[name] for each in packed], array, last=True)
     return packed[0].unpacked()

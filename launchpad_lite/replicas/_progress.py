@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import launchpad_lite as lp
-from launchpad_lite.replicas import _nests
+from launchpad_lite.parts import nests
 
 
 @dataclass
@@ -123,8 +123,8 @@ def _means(results: Sequence[Any]) -> "list[tuple[str, float]]":
     """Returns the numbers in results by path, as means over the replicas."""
     found: dict[str, list[float]] = {}
     for result in results:
-        for path, leaf in _nests.leaves(result):
-            if _nests.kind(leaf) and not getattr(leaf, "shape", ()):
+        for path, leaf in nests.leaves(result):
+            if nests.kind(leaf) and not getattr(leaf, "shape", ()):
                 name = path.replace("['", "/").replace("']", "").strip("/.") or "result"
                 found.setdefault(name, []).append(float(leaf))
     return [(path, sum(values) / len(values)) for path, values in found.items()]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import courier
 from launchpad_lite.launching import loaded_module
-from launchpad_lite.replicas import _nests
+from launchpad_lite.parts import nests
 from launchpad_lite.replicas._carrier import Array
 from launchpad_lite.replicas._packing import as_numpy, like
 from launchpad_lite.replicas.errors import ReplicaError
@@ -313,7 +313,7 @@ class FunctionalRemote(RemoteOptimizer):
         """Makes it; the parameters get the values of the servers."""
         self._optimizer = optimizer
         self._parameters = parameters
-        leaves = [leaf for _, leaf in _nests.leaves(parameters)]
+        leaves = [leaf for _, leaf in nests.leaves(parameters)]
         super().__init__(type(optimizer).__name__, {key: [as_numpy(leaf) for leaf in leaves]})
 
     def init(self, parameters: Any) -> Any:  # noqa: ARG002 - an optimizer has these arguments
@@ -325,7 +325,7 @@ class FunctionalRemote(RemoteOptimizer):
         import numpy as np
 
         (key,) = self.keys
-        arrays = _in_order(self._parameters, gradients)
+        arrays = _arrays_like(self._parameters, gradients)
         here = [leaf.shape for leaf in self._parts[key]]
         if here != (given := [array.shape for array in arrays]):
             raise ValueError(
@@ -333,12 +333,12 @@ class FunctionalRemote(RemoteOptimizer):
                 f"{_text(here)}"
             )
         self._steps[key].append(OptimizerStep([array.copy() for array in arrays], None))
-        zeros = _nests.rebuilt(gradients, lambda leaf: like(leaf, np.zeros_like(as_numpy(leaf))))
+        zeros = nests.rebuilt(gradients, lambda leaf: like(leaf, np.zeros_like(as_numpy(leaf))))
         return zeros, state
 
     def first(self, key: int) -> ParameterPart:  # noqa: ARG002 - there is one
         """Returns the first value of a key: a copy of what is here."""
-        parameters = _nests.rebuilt(self._parameters, lambda leaf: as_numpy(leaf).copy())
+        parameters = nests.rebuilt(self._parameters, lambda leaf: as_numpy(leaf).copy())
         return ParameterPart(
             FunctionalServer(self._optimizer, parameters, self._optimizer.init(parameters))
         )
@@ -347,28 +347,28 @@ class FunctionalRemote(RemoteOptimizer):
         _put(self._parameters, iter(arrays))
 
 
-def _in_order(nest: Any, other: Any) -> list[Array]:
-    """Returns the leaves of a nest in the order of another one: JAX sorts the keys of dicts."""
-    found = dict(_nests.leaves(other))
-    paths = [path for path, _ in _nests.leaves(nest)]
-    if found.keys() != set(paths):
+def _arrays_like(nest: Any, other: Any) -> list[Array]:
+    """Returns the leaves of a nest that has the paths of another one."""
+    found, paths = dict(nests.leaves(other)), [path for path, _ in nests.leaves(nest)]
+    if list(found) != paths:
         raise ValueError(
             f"gradients and updates are nested as the parameters are: {', '.join(paths)}; not "
             f"{', '.join(found)}"
         )
-    return [as_numpy(found[path], path) for path in paths]
+    return [as_numpy(leaf, path) for path, leaf in found.items()]
 
 
 def _put(nest: Any, arrays: Iterator[Array]) -> Any:
     """Puts arrays into the dicts, lists and arrays of a nest; returns the nest."""
     if isinstance(nest, (MutableMapping, MutableSequence)):
-        for key in nest if isinstance(nest, MutableMapping) else range(len(nest)):
+        keys = sorted(nest, key=repr) if isinstance(nest, MutableMapping) else range(len(nest))
+        for key in keys:
             nest[key] = _put(nest[key], arrays)
         return nest
-    if _nests.children(nest) is not None:  # a tuple, say: it cannot be changed
-        return _nests.rebuilt(nest, lambda leaf: _put(leaf, arrays))
+    if nests.children(nest) is not None:  # a tuple, say: it cannot be changed
+        return nests.rebuilt(nest, lambda leaf: _put(leaf, arrays))
     array = next(arrays)
-    if _nests.kind(nest) == "numpy" and nest.shape and nest.flags.writeable:
+    if nests.kind(nest) == "numpy" and nest.shape and nest.flags.writeable:
         nest[...] = array
         return nest
     return like(nest, array.copy())
@@ -394,12 +394,12 @@ class FunctionalServer:
         import numpy as np
 
         given = iter(step.gradients)
-        gradients = _nests.rebuilt(self._parameters, lambda _: next(given))
+        gradients = nests.rebuilt(self._parameters, lambda _: next(given))
         updates, self._state = self._optimizer.update(gradients, self._state, self._parameters)
-        changes = iter(_in_order(self._parameters, updates))
-        self._parameters = _nests.rebuilt(
+        changes = iter(_arrays_like(self._parameters, updates))
+        self._parameters = nests.rebuilt(
             self._parameters, lambda leaf: np.asarray(leaf + next(changes), leaf.dtype)
         )
 
     def arrays(self) -> list[Array]:
-        return [leaf for _, leaf in _nests.leaves(self._parameters)]
+        return [leaf for _, leaf in nests.leaves(self._parameters)]

@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from launchpad_lite.replicas import _nests, _payload
+from launchpad_lite.parts import nests
+from launchpad_lite.replicas import _payload
 from launchpad_lite.replicas._course import Course, LoopPlace
 from launchpad_lite.replicas._kept import taken_from
 from launchpad_lite.replicas._payload import Payload
@@ -38,7 +39,7 @@ def packed(name: str, thing: Any) -> Payload:
 
 def _arrays_of_jax(thing: Any) -> list[Any]:
     """Returns those in dicts and lists: code that replaces them may not tell these."""
-    return [leaf for _, leaf in _nests.leaves(thing) if _nests.kind(leaf) == "jax"]
+    return [leaf for _, leaf in nests.leaves(thing) if nests.kind(leaf) == "jax"]
 
 
 def _copied(payload: Payload) -> Payload:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from launchpad_lite.launching import loaded_module
-from launchpad_lite.replicas import _nests
+from launchpad_lite.parts import nests
 from launchpad_lite.replicas._carrier import Op
 from launchpad_lite.replicas._collectives import Collectives
 
@@ -118,12 +118,12 @@ def _function() -> Any:
 
 
 def _tensors(nest: Any) -> list[Any]:
-    return [leaf for _, leaf in _nests.leaves(nest) if _is_tensor(leaf)]
+    return [leaf for _, leaf in nests.leaves(nest) if _is_tensor(leaf)]
 
 
 def _with_tensors(nest: Any, replace: Callable[[Any], Any]) -> Any:
-    return _nests.rebuilt(nest, lambda leaf: replace(leaf) if _is_tensor(leaf) else leaf)
+    return nests.rebuilt(nest, lambda leaf: replace(leaf) if _is_tensor(leaf) else leaf)
 
 
 def _is_tensor(leaf: Any) -> bool:
-    return _nests.kind(leaf) == "torch"
+    return nests.kind(leaf) == "torch"

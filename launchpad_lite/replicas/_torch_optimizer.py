@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from launchpad_lite.replicas import _nests
+from launchpad_lite.parts import nests
 from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._torch_buckets import Bucket, make_buckets
 from launchpad_lite.replicas.errors import CollectiveMismatchError, ReplicaError
@@ -66,7 +66,7 @@ def check_names(collectives: Collectives, kept: Any) -> None:
     """Checks that optimizers among kept things have the parameters of models there in one order."""
     import torch
 
-    things = [thing for _, thing in _nests.leaves(kept)]
+    things = [thing for _, thing in nests.leaves(kept)]
     models = [thing for thing in things if isinstance(thing, torch.nn.Module)]
     of_models = [pair for model in models for pair in model.named_parameters()]
     for thing in things:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np  # noqa: TID253 - only the running node imports this module
 import numpy.typing as npt  # noqa: TID253 - as above
 
-from launchpad_lite.rollouts._nests import difference
+from launchpad_lite.parts.nests import difference
 from launchpad_lite.rollouts.errors import ItemError
 
 if TYPE_CHECKING:

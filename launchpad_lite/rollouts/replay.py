@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import courier
 import launchpad_lite as lp
+from launchpad_lite.parts.nests import described, difference, leaves, rebuilt
 from launchpad_lite.parts.settings import check_number
-from launchpad_lite.rollouts._nests import difference, kind_of, leaves, map_leaves
 from launchpad_lite.rollouts._patience import RETRY_S, Lateness
 from launchpad_lite.rollouts._replay_node import ReplayCall, ReplayServer
 from launchpad_lite.rollouts.errors import ItemError, ReplayTimeoutError, UnknownTableError
@@ -302,7 +302,7 @@ class ReplayClient:
         """
         import numpy as np
 
-        many = map_leaves(lambda leaf: np.asarray(leaf)[None], item)
+        many = rebuilt(item, lambda leaf: np.asarray(leaf)[None])
         self.insert_many(many, [priority], table=table, timeout_s=timeout_s)
 
     def insert_many(
@@ -338,7 +338,7 @@ class ReplayClient:
             weights = np.ascontiguousarray(np.broadcast_to(weights, count))
             none = np.zeros(0, int)
             stream.send(
-                {where: kind_of(leaf, 1) for where, leaf in found.items()},
+                {where: described(leaf, 1) for where, leaf in found.items()},
                 (_numbered(items, 0), False),
                 weights,
                 list(found.values()),
@@ -468,7 +468,7 @@ class _StepWriter:
 
     def _checked(self, nest: Any, path: str) -> "Sequence[npt.NDArray[Any]]":
         found = _arrays(nest, path)
-        structure = {where: kind_of(leaf) for where, leaf in found.items()}
+        structure = {where: described(leaf) for where, leaf in found.items()}
         known = self._structures.setdefault(path, structure)
         if known != structure:
             what = difference(known, structure)
@@ -602,10 +602,10 @@ class NStepWriter(_StepWriter):
         for what, nest in (("action", action), ("reward", reward)):
             _arrays(nest, f"item[{what!r}]")
         key = self._add_step(observation, _OBSERVATION)
-        self._nest = map_leaves(lambda _: 0, observation)
+        self._nest = rebuilt(observation, lambda _: 0)
         if len(self._window) == self._n:
             self._complete(key, 1.0, priority)
-        self._window.append((key, map_leaves(np.array, action), np.array(reward)))
+        self._window.append((key, rebuilt(action, np.array), np.array(reward)))
         self._flush_if_full()
 
     def end_episode(
@@ -715,7 +715,7 @@ def _arrays(nest: Any, path: str) -> "dict[str, npt.NDArray[Any]]":
 
 def _numbered(nest: Any, first: int) -> Any:
     numbers = itertools.count(first)
-    return map_leaves(lambda _: next(numbers), nest)
+    return rebuilt(nest, lambda _: next(numbers))
 
 
 def _batch(sampled: "SampledItems") -> ReplayBatch:
@@ -726,4 +726,4 @@ def _batch(sampled: "SampledItems") -> ReplayBatch:
         columns += [leaf[:, place] for place in (0, 1) for leaf in steps]
     else:
         columns += steps
-    return ReplayBatch(map_leaves(lambda number: columns[number], nest), *sampled[3:])
+    return ReplayBatch(rebuilt(nest, lambda number: columns[number]), *sampled[3:])

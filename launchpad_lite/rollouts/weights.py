@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import courier
 import launchpad_lite as lp
+from launchpad_lite.parts.nests import difference, leaves, rebuilt, structure_of
 from launchpad_lite.parts.waiting import is_set_within
-from launchpad_lite.rollouts._nests import difference, leaves, map_leaves, structure_of
 from launchpad_lite.rollouts._patience import RETRY_S, SILENT_S, call_patiently
 from launchpad_lite.rollouts.errors import WeightsError
 
@@ -143,7 +143,7 @@ class WeightsClient:
 
     def _send(self, params: Any, after: int) -> int | None:
         if self._dtype is not None:
-            params = map_leaves(lambda leaf: _converted(leaf, self._dtype), params)
+            params = rebuilt(params, lambda leaf: _converted(leaf, self._dtype))
         structure = structure_of(params, "params")
         version: int | None = call_patiently(self._node.publish, params, structure, after)
         return version
@@ -277,7 +277,7 @@ def _is_elsewhere() -> bool:
 
 def _merged(known: Any, changed: dict[int, Any]) -> Any:
     numbers = itertools.count()
-    return map_leaves(lambda leaf: changed.get(next(numbers), leaf), known)
+    return rebuilt(known, lambda leaf: changed.get(next(numbers), leaf))
 
 
 def _is_equal(old: Any, new: Any) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from launchpad_lite import replicas
-from launchpad_lite.replicas import _nests
+from launchpad_lite.parts import nests
 from launchpad_lite.replicas._packing import Packed, combined
 from tests.engines import needs_torch
 from tests.launchpad_lite.replicas.together import in_memory, returned, together
@@ -32,7 +32,7 @@ NEST = {
 
 
 def test_leaves_have_paths() -> None:
-    paths = [path for path, _ in _nests.leaves(NEST)]
+    paths = [path for path, _ in nests.leaves(NEST)]
     assert paths == [
         "['loss'].actor",
         "['loss'].critic[0]",
@@ -47,8 +47,8 @@ def test_a_nest_comes_back_as_it_was() -> None:
     back = Packed(NEST).unpacked()
     np.testing.assert_equal(dataclasses.asdict(back["loss"]), dataclasses.asdict(NEST["loss"]))
     assert back["pair"] == NEST["pair"]
-    assert [type(leaf) for _, leaf in _nests.leaves(back)] == [
-        type(leaf) for _, leaf in _nests.leaves(NEST)
+    assert [type(leaf) for _, leaf in nests.leaves(back)] == [
+        type(leaf) for _, leaf in nests.leaves(NEST)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Nested values: finds their leaves, and replaces them.
+"""Nested values: finds their leaves, replaces them, and compares nests.
 
 Leaves are arrays of numpy, tensors of PyTorch, arrays of JAX, and numbers. None of these packages
 is imported here: a value of theirs can only be there if it is imported.
@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from launchpad_lite.launching import loaded_module
+from courier.lowlevel import loaded_module
 
 #: Types whose values are leaves without an array.
 _NUMBERS = (bool, int, float, complex)
@@ -28,9 +28,12 @@ def kind(value: Any) -> str:
 
 
 def children(value: Any) -> "dict[str, Any] | None":
-    """Returns the parts of a nested value by the name to show; None: it has none, and is a leaf."""
+    """Returns the parts of a nested value by the name to show; None: it has none, and is a leaf.
+
+    Those of a mapping come in the order of its keys as text, in whatever order it has them.
+    """
     if isinstance(value, Mapping):
-        return {f"[{key!r}]": part for key, part in value.items()}
+        return {f"[{key!r}]": value[key] for key in sorted(value, key=repr)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return {f".{name}": part for name, part in zip(value._fields, value, strict=True)}
     if isinstance(value, (list, tuple)):
@@ -58,7 +61,8 @@ def rebuilt(nest: Any, replace: Callable[[Any], Any]) -> Any:
         return replace(nest)
     new = [rebuilt(part, replace) for part in parts.values()]
     if isinstance(nest, Mapping):
-        return _mapping(nest, dict(zip(nest, new, strict=True)))
+        items = dict(zip(sorted(nest, key=repr), new, strict=True))
+        return _mapping(nest, {key: items[key] for key in nest})
     if isinstance(nest, (list, tuple)):
         return sequence_like(nest, new)
     if nest is None:
@@ -78,3 +82,26 @@ def _mapping(like: "Mapping[Any, Any]", items: "dict[Any, Any]") -> Any:
     if isinstance(like, collections.defaultdict):
         return type(like)(like.default_factory, items)
     return items if type(like) is dict else type(like)(items)  # type: ignore[call-arg]
+
+
+def structure_of(nest: Any, path: str) -> dict[str, str]:
+    """Returns the type and shape of each leaf, by its path."""
+    return {where: described(leaf) for where, leaf in leaves(nest, path)}
+
+
+def described(leaf: Any, first_axis: int = 0) -> str:
+    """Returns the type and the shape of an array, from an axis on, or the type of another leaf."""
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return f"{leaf.dtype} of shape {tuple(leaf.shape)[first_axis:]}"
+    return type(leaf).__name__
+
+
+def difference(old: dict[str, str], new: dict[str, str]) -> str:
+    """Returns the first difference of two structures, for people."""
+    missing, more = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
+    if missing:
+        return f"{missing[0]} is missing"
+    if more:
+        return f"{more[0]} is new"
+    path = next(path for path in old if old[path] != new[path])
+    return f"{path} is {new[path]}, and was {old[path]}"
