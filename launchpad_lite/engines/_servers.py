@@ -137,7 +137,7 @@ class KeyServer:
         self._storing = threading.Lock()
         self._is_lost = lp.restart_count() > 0
         self._server_num = len(servers)
-        self._job = job.in_node([self if server is None else server for server in servers])
+        self._job = job.in_node_of([self if server is None else server for server in servers])
 
     @courier.idempotent
     def read(

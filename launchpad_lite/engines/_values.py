@@ -1,18 +1,66 @@
-"""Values by key: which keys are allowed, and which node has which; updates that workers compute."""
+"""Values by key: which keys are allowed, and which node has which; the user's code on them."""
 
 import contextvars
+import copy
 import difflib
 import zlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from launchpad_lite.engines._user_code import run_user_code
+from launchpad_lite.engines.barriers import BSP, Barrier
 from launchpad_lite.engines.errors import UnknownKeyError, UpdateError
 
 #: The key of a value: text, a whole number, bytes, or a tuple of these.
 Key = str | int | bytes | tuple["Key", ...]
 
+J = TypeVar("J", bound="KeyJob")
+
 _pulls: contextvars.ContextVar[bool] = contextvars.ContextVar("pulls", default=False)
+
+
+class KeyJob:
+    """The code of nodes that have values by key, as users write it."""
+
+    barrier: Barrier = BSP()
+
+    #: Calls a method of the values, in a node of the engine.
+    _ask: Callable[..., Any] | None = None
+
+    def start(self) -> None:
+        """Is called once in each node of the engine, before anything else: loads data, for instance."""
+
+    # Keys of any type, so that a subclass may annotate its own: `values: dict[str, float]`.
+
+    def initial(self) -> Mapping[Any, Any]:
+        """Returns the first values by key. Called once, on the first node. None by default."""
+        return {}
+
+    def pull(self, key: Any, value: Any, update: Any) -> Any:  # noqa: ARG002
+        """Returns the new value, where the key is. By default the sum of the value and the update.
+
+        A node makes one call at a time. May not call `set`; on a server, no other method of values either.
+
+        Args:
+            key: Whose value it is.
+            value: The value. Do not change it: others may be reading it.
+            update: What `push` has computed.
+        """
+        return added(value, update)
+
+    def _asked(self, method: str, *args: Any) -> Any:
+        if self._ask is None:
+            raise RuntimeError(
+                f"{type(self).__name__} is in no node of the engine: add_to(program) puts it there; other "
+                "nodes use the handle that it returns"
+            )
+        return self._ask(method, *args)
+
+    def in_node(self: J, ask: Callable[..., Any]) -> J:
+        """Returns a copy for a node of the engine. For the engine."""
+        job = copy.copy(self)
+        job._ask = ask
+        return job
 
 
 def check_key(key: object, at: str = "") -> None:

@@ -5,9 +5,8 @@ the interface of the Actor engine of Owl ("OCaml Scientific Computing").
 """
 
 import concurrent.futures
-import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import courier
 import launchpad_lite as lp
@@ -21,15 +20,13 @@ from launchpad_lite.engines._servers import (
 )
 from launchpad_lite.engines._values import (
     Key,
-    added,
+    KeyJob,
     check_key,
     check_outside_pull,
     check_updates,
     hash_of,
 )
-from launchpad_lite.engines.barriers import BSP, Barrier, check_barrier
-
-J = TypeVar("J", bound="ParameterServer")
+from launchpad_lite.engines.barriers import check_barrier
 
 #: Seconds between two heartbeats of a worker that waits at the barrier.
 _HEARTBEAT_S = 1.0
@@ -147,7 +144,7 @@ class ParameterServerClient:
 
     def _work(self, job: "ParameterServer", *, joins_calls: bool) -> Iterator[int]:
         self._begin()
-        return _Participant(self._servers, job.in_node(self._servers), joins_calls).steps()
+        return _Participant(self._servers, job.in_node_of(self._servers), joins_calls).steps()
 
 
 class _Participant:
@@ -276,7 +273,7 @@ class _Participant:
         self._read.update({key: (version, value) for key, version, value in changed})
 
 
-class ParameterServer:
+class ParameterServer(KeyJob):
     """The code of a parameter server; subclass it.
 
     Each worker repeats a step: it gets the values of the keys that `schedule` has for it, computes
@@ -307,20 +304,6 @@ class ParameterServer:
         ps = Sgd().add_to(program, workers=8)  # a handle, for other nodes
     """
 
-    barrier: Barrier = BSP()
-
-    #: The values, in a node of the engine.
-    _client: ParameterServerClient | None = None
-
-    def start(self) -> None:
-        """Is called once in each node of the engine, before anything else: loads data, for instance."""
-
-    # Keys of any type, so that a subclass may annotate its own: `values: dict[str, float]`.
-
-    def initial(self) -> Mapping[Any, Any]:
-        """Returns the first values by key. Called once, on the first server. None by default."""
-        return {}
-
     def schedule(self, workers: Sequence[str]) -> Mapping[str, Sequence[Key]]:
         """Returns which keys workers are to compute with in their next step. By default all keys.
 
@@ -338,20 +321,6 @@ class ParameterServer:
             values: By key, what was scheduled for it. Do not change them.
         """
         raise NotImplementedError(f"{type(self).__name__} has no push(worker, values)")
-
-    def pull(self, key: Any, value: Any, update: Any) -> Any:  # noqa: ARG002
-        """Returns the new value. By default the sum of the value and the update.
-
-        A server makes one call at a time.
-
-        May not call `get`, `set`, `keys` and `worker_num`.
-
-        Args:
-            key: Whose value it is.
-            value: The value. Do not change it: workers may be reading it.
-            update: What `push` has computed.
-        """
-        return added(value, update)
 
     def visible(self, key: Any, value: Any) -> Any:  # noqa: ARG002
         """Returns what workers and `get` see of a value. By default the value.
@@ -376,37 +345,36 @@ class ParameterServer:
         Raises:
             UnknownKeyError: It was never set.
         """
-        return self._values("get").get(key)
+        found: Versioned = self._asked("get", key)
+        return found
 
     def set(self, key: Key, value: Any) -> None:
         """Sets a value, and makes the key known."""
-        self._values("set").set(key, value)
+        self._asked("set", key, value)
 
     def set_first(self, values: Mapping[Key, Any]) -> None:
         """Sets values of keys that have none. For the engine."""
-        self._values("set_first").set_first(values)
+        self._asked("set_first", values)
 
     def keys(self) -> list[Key]:
         """Returns all keys."""
-        return self._values("keys").keys()
+        found: list[Key] = self._asked("keys")
+        return found
 
     def worker_num(self) -> int:
         """Returns how many workers take part now."""
-        return self._values("worker_num").worker_num()
+        count: int = self._asked("worker_num")
+        return count
 
-    def _values(self, use: str) -> ParameterServerClient:
-        check_outside_pull(use)
-        if self._client is None:
-            raise RuntimeError(
-                f"{type(self).__name__} is in no node of a parameter server: add_to(program) puts it "
-                "there; other nodes use the handle that it returns"
-            )
-        return self._client
-
-    def in_node(self: J, servers: Sequence[Any]) -> J:
+    def in_node_of(self, servers: Sequence[Any]) -> "ParameterServer":
         """Returns a copy for a node of the engine. For the engine."""
-        job = copy.copy(self)
-        job._client = ParameterServerClient(*servers, has_begun=True)
+        client = ParameterServerClient(*servers, has_begun=True)
+
+        def ask(method: str, *args: Any) -> Any:
+            check_outside_pull(method)
+            return getattr(client, method)(*args)
+
+        job = self.in_node(ask)
         job.start()
         return job
 

@@ -4,20 +4,17 @@ The interface is that of the peer-to-peer engine of Owl ("OCaml Scientific Compu
 is a ring after Chord (Stoica et al., SIGCOMM 2001).
 """
 
-import copy
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import courier
 import launchpad_lite as lp
 from launchpad_lite.engines._peer import PATIENCE_S, PING_S, Peer
-from launchpad_lite.engines._values import Key, added, check_outside_pull
-from launchpad_lite.engines.barriers import BSP, Barrier, check_barrier
+from launchpad_lite.engines._values import Key, KeyJob, check_outside_pull
+from launchpad_lite.engines.barriers import check_barrier
 from launchpad_lite.engines.parameter_server import Versioned
-
-J = TypeVar("J", bound="PeerToPeer")
 
 #: Seconds until peers are asked again, when one or all of them have not answered.
 _PAUSE_S = 0.05
@@ -55,7 +52,7 @@ class _Values:
         raise NotImplementedError
 
 
-class PeerToPeer(_Values):
+class PeerToPeer(KeyJob, _Values):
     """The code of peers; subclass it.
 
     Each peer repeats a step: it gets the values of the keys that its `schedule` names, from the
@@ -85,20 +82,6 @@ class PeerToPeer(_Values):
         Sgd().add_to(program, peers=20)
     """
 
-    barrier: Barrier = BSP()
-
-    #: Calls a method of the peer that this object is in.
-    _ask: Callable[..., Any] | None = None
-
-    def start(self) -> None:
-        """Is called once in each peer, before anything else: loads data, for instance."""
-
-    # Keys of any type, so that a subclass may annotate its own: `values: dict[str, float]`.
-
-    def initial(self) -> Mapping[Any, Any]:
-        """Returns the first values by key. Called once, on the first peer. None by default."""
-        return {}
-
     def schedule(self) -> Iterable[Key]:
         """Returns with which keys this peer is to compute in its next step."""
         raise NotImplementedError(f"{type(self).__name__} has no schedule()")
@@ -111,36 +94,12 @@ class PeerToPeer(_Values):
         """
         raise NotImplementedError(f"{type(self).__name__} has no push(values)")
 
-    def pull(self, key: Any, value: Any, update: Any) -> Any:  # noqa: ARG002
-        """Returns the new value, where the key is. By default the sum of the value and the update.
-
-        Args:
-            key: Whose value it is.
-            value: The value. Do not change it.
-            update: What `push` has computed.
-        """
-        return added(value, update)
-
     def stop(self) -> bool:
         """Returns whether this peer is to end. Asked before each of its steps."""
         return False
 
     def finish(self) -> None:
         """Is called in each peer when its last step is over, before it leaves the ring."""
-
-    def _asked(self, method: str, *args: Any) -> Any:
-        if self._ask is None:
-            raise RuntimeError(
-                f"{type(self).__name__} is in no peer: add_to(program) puts it there; other nodes use "
-                "the handle that it returns"
-            )
-        return self._ask(method, *args)
-
-    def in_node(self: J, ask: Callable[..., Any]) -> J:
-        """Returns a copy for a peer. For the engine."""
-        job = copy.copy(self)
-        job._ask = ask
-        return job
 
     def add_to(
         self, program: lp.Program, *, peers: int, replicas: int = 2, label: str = "peer"
