@@ -16,7 +16,6 @@ from launchpad_lite.engines._map_reduce_worker import (
     NotPreparedError,
     StageOutput,
     StepRequest,
-    ignore,
 )
 from launchpad_lite.engines._operations import (
     Cached,
@@ -218,7 +217,7 @@ class Driver(Backend):
         finally:
             for call, (_, place, _) in calls.items():
                 call.cancel()
-                call.add_done_callback(ignore)
+                call.add_done_callback(_ignore)
                 place.running -= 1
                 place.is_reserved = False
 
@@ -229,7 +228,7 @@ class Driver(Backend):
         ends = {place: place.client.futures.end(job, PROCESS) for place in places}
         concurrent.futures.wait(ends.values(), _END_S)
         for place, end in ends.items():
-            end.add_done_callback(ignore)
+            end.add_done_callback(_ignore)
             if not end.done() or end.exception() is not None:
                 self._lose(place)
 
@@ -324,7 +323,7 @@ class Driver(Backend):
         place.leave()
         if place.returns is None:
             place.returns = place.client.futures.hello()
-            place.returns.add_done_callback(ignore)
+            place.returns.add_done_callback(_ignore)
 
     def _lose_life(self, life: str) -> None:
         for outputs in self._outputs.values():
@@ -344,3 +343,9 @@ class Driver(Backend):
             raise EngineError(
                 f"a worker of map-reduce is gone and does not come back: {error}"
             ) from error
+
+
+def _ignore(call: "concurrent.futures.Future[Any]") -> None:
+    """Reads an error that no one else may read, or it would be logged."""
+    if not call.cancelled():
+        call.exception()

@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import courier
 import launchpad_lite as lp
@@ -29,9 +29,7 @@ from launchpad_lite.engines._operations import Cached, ItemsSource, Operation, S
 from launchpad_lite.engines._store import ChunkStore, MissingError
 from launchpad_lite.engines._user_code import Named
 from launchpad_lite.engines.errors import EngineError
-
-if TYPE_CHECKING:
-    import concurrent.futures
+from launchpad_lite.parts.threads import ignore
 
 #: The name of this process: threads of the driver's cannot be ended.
 PROCESS = uuid.uuid4().hex
@@ -307,12 +305,6 @@ class MapReduceWorker:
                 call.add_done_callback(ignore)
         for source in wanted:
             yield from found.pop(source)
-
-
-def ignore(call: "concurrent.futures.Future[Any]") -> None:
-    """Reads an error that no one else may read, or it would be logged."""
-    if not call.cancelled():
-        call.exception()
 
 
 def _noting(missing: list[MissingError], chunks: Iterator[bytes]) -> Iterator[bytes]:

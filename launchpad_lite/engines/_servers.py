@@ -7,7 +7,6 @@ workers and their steps, gives them keys, and applies the barrier.
 import asyncio
 import collections
 import concurrent.futures
-import contextvars
 import functools
 import itertools
 import pickle
@@ -29,6 +28,7 @@ from launchpad_lite.engines._turns import Turns
 from launchpad_lite.engines._user_code import run_user_code
 from launchpad_lite.engines._values import Key, check_first, listed, pulled, unknown_key
 from launchpad_lite.engines.errors import EngineError, ValuesLostError
+from launchpad_lite.parts.threads import start_thread
 
 if TYPE_CHECKING:
     from launchpad_lite.engines.parameter_server import ParameterServer
@@ -327,9 +327,7 @@ class Coordinator(KeyServer):
         lp.register_stop_handler(self._stop)
         lp.metrics.view("engine", self.progress)
         lp.metrics.view("engine/workers-by-steps", self._workers_by_steps)
-        # In the context of the node: it runs code of the user, too.
-        run = functools.partial(contextvars.copy_context().run, self._watch)
-        threading.Thread(target=run, name="parameter-server", daemon=True).start()
+        start_thread(self._watch, name="parameter-server")
 
     # Called by workers and other nodes.
 

@@ -1,6 +1,8 @@
-"""The accelerators that programs of this process may use."""
+"""This machine, and the accelerators that programs of this process may use."""
 
+import contextlib
 import os
+import socket
 from pathlib import Path
 
 #: The variable with the devices of CUDA programs: a list of indices or UUIDs.
@@ -20,3 +22,11 @@ def visible_devices() -> tuple[tuple[str, ...], str]:
         return tuple(names), f"{VISIBLE_DEVICES}={listed} shows"
     count = sum(1 for path in Path("/dev").glob("nvidia*") if path.name[6:].isdecimal())
     return tuple(map(str, range(count))), "/dev shows"
+
+
+def machine_name() -> str:
+    """Returns an identity of this machine, which all its processes share."""
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()}/{boot}"

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import contextvars
 import itertools
 import queue
 import threading
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 from courier.lowlevel import signature_of
 from launchpad_lite.parts import nests
+from launchpad_lite.parts.threads import start_thread
 from launchpad_lite.replicas import _devices
 from launchpad_lite.replicas.errors import InputSplitError
 
@@ -195,12 +195,8 @@ class Inputs:
 
     def _fetch_later(self) -> None:
         if not self._is_decided and self._took_s > _WORTH_S:
-            # A daemon: a batch that is not needed may never come.
-            target, device = contextvars.copy_context().run, _devices.like_here()
-            self._thread = threading.Thread(
-                target=target, args=(self._serve, device), name="replica-input", daemon=True
-            )
-            self._thread.start()
+            # A batch that is not needed may never come: it is a daemon.
+            self._thread = start_thread(self._serve, _devices.like_here(), name="replica-input")
         self._is_decided = True
         if self._thread is not None:
             self._later = Future()

@@ -1,11 +1,10 @@
 """A node with several replicas: threads, each with a device of JAX."""
 
-import contextvars
 import copy
 import logging
-import threading
 from typing import Any
 
+from launchpad_lite.parts.threads import start_thread
 from launchpad_lite.replicas import _devices
 from launchpad_lite.replicas._carrier import Carrier
 from launchpad_lite.replicas._collectives import Collectives
@@ -60,16 +59,9 @@ class MeshNode(ReplicaNode):
                 box.fail(lost)
 
         threads = [
-            threading.Thread(
-                target=contextvars.copy_context().run,
-                args=(replicate, index),
-                name=f"replica-{index}",
-                daemon=True,
-            )
+            start_thread(replicate, index, name=f"replica-{index}")
             for index in range(len(self._devices))
         ]
-        for thread in threads:
-            thread.start()
         try:
             for thread in threads:
                 while thread.is_alive():

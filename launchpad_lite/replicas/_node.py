@@ -7,8 +7,6 @@ import copy
 import functools
 import inspect
 import logging
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
@@ -18,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import courier
 import launchpad_lite as lp
 from courier.lowlevel import split_address
+from launchpad_lite.parts.devices import machine_name
+from launchpad_lite.parts.threads import start_thread
 from launchpad_lite.replicas._carrier import Carrier
 from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._courier_carrier import CourierCarrier
@@ -219,20 +219,14 @@ class ReplicaNode:
     def _met(self) -> Iterator[tuple[Generation, Collectives]]:
         meeting = self._replicas[0]
         try:
-            stream = meeting.replica_attend(self._rank, _machine())
+            stream = meeting.replica_attend(self._rank, machine_name())
         except LOST as error:
             raise _NotMetError from error
         collectives = None
         try:
             generation = self._begun(stream, meeting)
             collectives = Collectives(self._carrier(generation))
-            watcher = threading.Thread(
-                target=contextvars.copy_context().run,
-                args=(self._watch, stream, collectives),
-                name="replica-watch",
-                daemon=True,
-            )
-            watcher.start()
+            watcher = start_thread(self._watch, stream, collectives, name="replica-watch")
             yield generation, collectives
         finally:
             stream.close()
@@ -296,14 +290,6 @@ class ReplicaNode:
             return (call if is_there or yields else call_later)(*args, **kwargs)
 
         return forward
-
-
-def _machine() -> str:
-    """Returns an identity of this machine, which all its processes share."""
-    boot = ""
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{socket.gethostname()}/{boot}"
 
 
 class _NotMetError(Exception):

@@ -1,7 +1,6 @@
 """Generators, environments and rewards as nodes: code of the user, leased by the buffer."""
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
 import logging
@@ -16,6 +15,7 @@ from typing import Any
 import courier
 import launchpad_lite as lp
 from courier import lowlevel
+from launchpad_lite.parts.threads import start_thread
 from launchpad_lite.process.activity import activities
 from launchpad_lite.process.forcing import ForcedExit
 from launchpad_lite.rollouts._buffer import (
@@ -83,11 +83,7 @@ class _MemberNode:
         self._held: dict[str, tuple[int, float]] = {}
         self._ends = threading.Event()
         lp.register_stop_handler(self._ends.set)
-        self._spawn(self._beat)
-
-    def _spawn(self, work: Callable[[], None]) -> None:
-        run = contextvars.copy_context().run
-        threading.Thread(target=run, args=(work,), daemon=True).start()
+        start_thread(self._beat)
 
     def _beat(self) -> None:
         while not self._ends.is_set():
@@ -219,7 +215,7 @@ class GeneratorNode(_MemberNode):
         self._params: Any = None
         self._version = 0
         for _ in range(threads):
-            self._spawn(self._work)
+            start_thread(self._work)
 
     def _work(self) -> None:
         try:

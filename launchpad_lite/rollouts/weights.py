@@ -1,9 +1,7 @@
 """Versioned parameters: one node publishes them, any number of others read the newest."""
 
 import asyncio
-import contextvars
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -11,6 +9,7 @@ from typing import Any, NamedTuple
 import courier
 import launchpad_lite as lp
 from launchpad_lite.parts.nests import difference, leaves, rebuilt, structure_of
+from launchpad_lite.parts.threads import start_thread
 from launchpad_lite.parts.waiting import is_set_within
 from launchpad_lite.rollouts._patience import RETRY_S, SILENT_S, call_patiently
 from launchpad_lite.rollouts.errors import WeightsError
@@ -215,13 +214,12 @@ class WeightsClient:
 
     def subscribe(self, function: Callable[[Any, int], object]) -> None:
         """Calls a function with each newest (params, version) in a thread, until this node is to stop."""
-        context = contextvars.copy_context()
 
         def follow() -> None:
             for params, version in self.versions():
                 function(params, version)
 
-        threading.Thread(target=context.run, args=(follow,), daemon=True).start()
+        start_thread(follow)
 
 
 class WeightsHandle(lp.Deferred[WeightsClient]):

@@ -3,10 +3,9 @@
 import contextlib
 import functools
 import os
-import socket
 from pathlib import Path
 
-from launchpad_lite.parts.devices import VISIBLE_DEVICES, visible_devices
+from launchpad_lite.parts.devices import VISIBLE_DEVICES, machine_name, visible_devices
 from launchpad_lite.search._messages import WorkerMachine
 
 #: The devices that this process sees from now on: CUDA reads the variable once.
@@ -20,14 +19,11 @@ def machine_here() -> WorkerMachine:
 
 @functools.cache
 def _machine() -> WorkerMachine:
-    boot = ""
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, ValueError):  # there is no limit of a container
         memory_bytes = min(memory_bytes, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     cpus = len(os.sched_getaffinity(0))
-    return WorkerMachine(f"{socket.gethostname()}/{boot}", cpus, memory_bytes, visible_devices()[0])
+    return WorkerMachine(machine_name(), cpus, memory_bytes, visible_devices()[0])
 
 
 def pin(devices: tuple[str, ...]) -> bool:
