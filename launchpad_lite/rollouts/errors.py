@@ -1,16 +1,4 @@
-"""The errors of rollouts.
-
-RolloutsError
-├── EnvironmentTakenError another rollout has it           (RuntimeError)
-├── GeneratorsGoneError   nobody makes rollouts any more   (RuntimeError)
-├── InferenceError        an engine refuses a request      (RuntimeError)
-├── ItemError             an item that a table cannot take (ValueError)
-├── PromptsFailedError    no prompt gets its rollouts      (RuntimeError)
-├── ReplayTimeoutError    a limiter did not open in time   (TimeoutError)
-├── TrainerReplacedError  another trainer reads batches    (RuntimeError)
-├── UnknownTableError     no table has this name           (ValueError)
-└── WeightsError          parameters that cannot be used   (ValueError)
-"""
+"""The errors of rollouts."""
 
 from launchpad_lite.errors import LaunchpadError
 
