@@ -53,11 +53,12 @@ class _Done(NamedTuple):
     input_s: float = 0.0
 
 
-class _Servers(engines.ParameterServer):
-    """The code of the servers."""
+class _Parameters(engines.ParameterServer):
+    """The code of the servers, and of a replica as a worker, which has a `push`."""
 
-    def __init__(self, barrier: engines.Barrier) -> None:
+    def __init__(self, barrier: engines.Barrier, push: "Callable[..., Any] | None" = None) -> None:
         self.barrier = barrier
+        self._push = push
 
     def initial(self) -> Mapping[Any, Any]:
         return {_DONE: {}}
@@ -66,8 +67,10 @@ class _Servers(engines.ParameterServer):
         keys = [key for key in self.keys() if key == _DONE or isinstance(key, int)]
         return dict.fromkeys(workers, keys)
 
-    def push(self, worker: str, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        raise NotImplementedError("replicas take part with another push")
+    def push(self, worker: str, values: Mapping[Any, Any]) -> Mapping[Any, Any]:  # noqa: ARG002
+        assert self._push is not None
+        updates: Mapping[Any, Any] = self._push(values)
+        return updates
 
     def pull(self, key: Any, value: Any, update: Any) -> Any:
         if key != _DONE:
@@ -78,16 +81,6 @@ class _Servers(engines.ParameterServer):
 
     def visible(self, key: Any, value: Any) -> Any:
         return value.seen() if isinstance(key, int) else value
-
-
-class _Pushing(engines.ParameterServer):
-    """The code of a replica as a worker."""
-
-    def __init__(self, push: Callable[[Mapping[Any, Any]], Mapping[Any, Any]]) -> None:
-        self._push = push
-
-    def push(self, worker: str, values: Mapping[Any, Any]) -> Mapping[Any, Any]:  # noqa: ARG002
-        return self._push(values)
 
 
 @dataclass(kw_only=True)
@@ -410,7 +403,7 @@ class MultiWorkerAsyncReplicator(Replicator):
     map_gather = _refused("map_gather")
 
     def _add_more(self, program: lp.Program, label: str) -> Sequence[Any]:
-        servers = _Servers(self.barrier)
+        servers = _Parameters(self.barrier)
         return [
             servers.add_to(program, workers=0, servers=self.servers, label=label, progress_s=None)
         ]
@@ -440,7 +433,7 @@ class _Stepping:
         if not self._goes_on():
             return
         self._waits_since = time.monotonic()
-        for _ in self._here.ps.work(_Pushing(self._push)):
+        for _ in self._here.ps.work(_Parameters(engines.ASP(), self._push)):
             if self._has_ended:
                 return
             if not self._has_result:
