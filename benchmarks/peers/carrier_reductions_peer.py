@@ -3,7 +3,7 @@
 import reductions
 
 import courier
-from launchpad_lite.replicas._call import CollectiveCall
+from launchpad_lite.replicas._carrier import CollectiveCall
 from launchpad_lite.replicas._courier_carrier import CourierCarrier
 from launchpad_lite.replicas._mailbox import Box, Mailbox
 

@@ -14,8 +14,7 @@ from typing import Any, TypeVar, get_args
 
 import courier
 from launchpad_lite.launching import loaded_module
-from launchpad_lite.replicas._call import CollectiveCall
-from launchpad_lite.replicas._carrier import NEWS_S, Array, Carrier, Op
+from launchpad_lite.replicas._carrier import NEWS_S, Array, Carrier, CollectiveCall, Op
 from launchpad_lite.replicas._operations import leave_out
 from launchpad_lite.replicas._packing import Packed
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from launchpad_lite.replicas import _payload
-from launchpad_lite.replicas._call import CollectiveCall, check_same
-from launchpad_lite.replicas._carrier import Array, Carrier, Op
+from launchpad_lite.replicas._carrier import Array, Carrier, CollectiveCall, Op, check_same
 from launchpad_lite.replicas._leaders import Courier, Leaders
 from launchpad_lite.replicas._mailbox import Box
 from launchpad_lite.replicas._operations import ArrayOperation

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from launchpad_lite.replicas._call import CollectiveCall
-from launchpad_lite.replicas._carrier import NEWS_S, Array, Carrier, Op
+from launchpad_lite.replicas._carrier import NEWS_S, Array, Carrier, CollectiveCall, Op
 from launchpad_lite.replicas.errors import ReplicaError
 
 _LOGGER = logging.getLogger(__name__)

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launchpad_lite.replicas._call import CollectiveCall
-from launchpad_lite.replicas._carrier import Carrier, Op
+from launchpad_lite.replicas._carrier import Carrier, CollectiveCall, Op
 from launchpad_lite.replicas._mailbox import Box
 from launchpad_lite.replicas._memory_carrier import MemoryCarrier
 from launchpad_lite.replicas._operations import ArrayOperation

@@ -5,8 +5,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from launchpad_lite.replicas._call import CollectiveCall, check_same
-from launchpad_lite.replicas._carrier import Carrier, Op
+from launchpad_lite.replicas._carrier import Carrier, CollectiveCall, Op, check_same
 from launchpad_lite.replicas._mailbox import Box
 from launchpad_lite.replicas._operations import ArrayOperation
 

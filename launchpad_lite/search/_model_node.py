@@ -17,8 +17,8 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite.search._messages import TaskOutcome, TaskProgress, TaskState, TaskSubmission
 from launchpad_lite.search._outbox import COLLECT_S, Outbox
-from launchpad_lite.search._output import last_lines
 from launchpad_lite.search._presence import presence_in_program
+from launchpad_lite.search._process import last_lines
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import FailedTaskError, SearchError
 from launchpad_lite.search.models import Callback, Model, Trial, TrialState, best_of, name_of

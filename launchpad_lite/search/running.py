@@ -2,10 +2,11 @@
 
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import courier
 import launchpad_lite as lp
@@ -13,7 +14,6 @@ from launchpad_lite.parts.private_files import open_private
 from launchpad_lite.search._model_node import ModelNode, Status
 from launchpad_lite.search._parts import RELEASE_S, RESTART, BrokerOptions, add_parts
 from launchpad_lite.search._postgres import held_database
-from launchpad_lite.search._progress import Table
 from launchpad_lite.search._resuming import begin
 from launchpad_lite.search._sqlite import check_files
 from launchpad_lite.search._timing import DEFAULT, Timing
@@ -24,8 +24,22 @@ from launchpad_lite.search.results import Result
 if TYPE_CHECKING:
     from launchpad_lite.launching import Launcher
 
-#: Seconds between two rows of the table.
+#: Seconds between two looks at a search.
 _SHOW_S = 0.5
+_WIDTHS = {
+    "queued": 7,
+    "running": 8,
+    "done": 7,
+    "failed": 7,
+    "stopped": 8,
+    "again": 6,
+    "lost": 5,
+    "workers": 8,
+    "best": 12,
+}
+#: Seconds between two rows where the output is no terminal.
+_ROW_S = 10.0
+_BAR = 16
 
 
 def add_to(
@@ -220,7 +234,7 @@ def _client(handle: lp.Handle[ModelNode]) -> Any:
 
 
 def _follow(
-    running: lp.RunningProgram, handle: lp.Handle[ModelNode], table: Table | None
+    running: lp.RunningProgram, handle: lp.Handle[ModelNode], table: "Table | None"
 ) -> tuple[Result, Status]:
     """Shows the progress of a search; returns its results, and how it has ended."""
     node = _client(handle)
@@ -245,3 +259,55 @@ def _follow(
             table.end()
     running.wait()  # raises why
     raise SearchError("the search was stopped before its end; with folder= the same call goes on")
+
+
+class Table:
+    """Shows how far a search is: one row, drawn again and again; in a pipe, a row every 10 s."""
+
+    def __init__(self, total: int | None, out: TextIO | None = None) -> None:
+        #: How many trials there will be, if that is known.
+        self._total = total
+        self._out = sys.stderr if out is None else out
+        self._redraws = self._out.isatty()
+        self._has_begun = False
+        self._shown_at = time.monotonic()
+        self._said: set[str] = set()
+
+    def show(self, status: Status) -> None:
+        """Shows it, if it is time for another row."""
+        for kind in status.unknown_kinds:
+            if kind not in self._said:
+                self._said.add(kind)
+                self._out.write(f"tasks of kind {kind!r} wait, and no worker takes them\n")
+        is_last = self._has_begun and status.is_over
+        if not self._redraws and time.monotonic() < self._shown_at + _ROW_S and not is_last:
+            return
+        self._shown_at = time.monotonic()
+        if not self._has_begun:
+            self._has_begun = True
+            self._out.write(
+                "".join(f"{name:>{_WIDTHS[name]}}" for name in _WIDTHS) + "      time\n"
+            )
+        row = self._row(status)
+        self._out.write(f"\r{row}\x1b[K" if self._redraws else f"{row}\n")
+        self._out.flush()
+
+    def _row(self, status: Status) -> str:
+        best = "" if status.best is None else f"{status.best.score:.5g}"
+        cells = [
+            f"{best if name == 'best' else getattr(status, name):>{width}}"
+            for name, width in _WIDTHS.items()
+        ]
+        minutes, seconds = divmod(int(status.seconds), 60)
+        row = "".join(cells) + f" {minutes // 60:3}:{minutes % 60:02}:{seconds:02}"
+        if self._total:
+            ended = status.done + status.failed + status.stopped
+            filled = "█" * min(_BAR, _BAR * ended // self._total)
+            row += f" [{filled:<{_BAR}}] {ended}/{self._total}"
+        return row
+
+    def end(self) -> None:
+        """Leaves the last row where it is."""
+        if self._redraws and self._has_begun:
+            self._out.write("\n")
+            self._out.flush()

@@ -16,8 +16,6 @@ from typing import Any
 
 import courier
 from launchpad_lite.process.stacks import frames_of_threads
-from launchpad_lite.search._devices import machine_here, pin
-from launchpad_lite.search._limits import end_process, look, memory_here
 from launchpad_lite.search._messages import (
     PYTHON,
     Assignment,
@@ -28,8 +26,15 @@ from launchpad_lite.search._messages import (
     longer,
     transfer_s,
 )
-from launchpad_lite.search._output import TrialOutput
 from launchpad_lite.search._presence import Presence
+from launchpad_lite.search._process import (
+    TrialOutput,
+    end_process,
+    look,
+    machine_here,
+    memory_here,
+    pin,
+)
 from launchpad_lite.search._timing import RETRY_S
 from launchpad_lite.search.errors import LOST, SearchError, StoppedEarlyError
 from launchpad_lite.search.tasks import Running, Tried, running

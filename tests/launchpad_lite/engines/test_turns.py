@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from launchpad_lite.engines._turns import Turns
+from launchpad_lite.engines._servers import Turns
 
 
 def test_a_function_that_finds_nobody_runs_in_the_thread_of_its_caller() -> None:

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from launchpad_lite.replicas._call import CollectiveCall
-from launchpad_lite.replicas._carrier import Carrier
+from launchpad_lite.replicas._carrier import Carrier, CollectiveCall
 from launchpad_lite.replicas.errors import CollectiveMismatchError, ReplicaLostError
 from tests.launchpad_lite.replicas.carriers import (
     Makers,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from launchpad_lite.replicas import CollectiveMismatchError, ReplicaLostError
-from launchpad_lite.replicas._call import CollectiveCall
+from launchpad_lite.replicas._carrier import CollectiveCall
 from launchpad_lite.replicas._gpu_carrier import GpuCarrier
 from tests.engines import needs_torch
 from tests.launchpad_lite.replicas.carriers import run

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from launchpad_lite.replicas import _payload, _torch_functions as functions
-from launchpad_lite.replicas._call import CollectiveCall
-from launchpad_lite.replicas._carrier import Carrier
+from launchpad_lite.replicas._carrier import Carrier, CollectiveCall
 from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._torch_optimizer import wrap
 from tests.engines import needs_torch

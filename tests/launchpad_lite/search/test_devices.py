@@ -10,7 +10,7 @@ from launchpad_lite import search
 from launchpad_lite.errors import NodeFailedError
 from launchpad_lite.launching import VISIBLE_DEVICES
 from launchpad_lite.parts.joining import JOIN_FILE
-from launchpad_lite.search import _devices
+from launchpad_lite.search import _process
 from launchpad_lite.search.executor import Executor
 from launchpad_lite.search.tasks import Call, submission_of
 from tests.courier.waiting import wait_until
@@ -59,8 +59,8 @@ def test_workers_from_outside_share_the_devices_of_their_machine(tmp_path: Path)
 def test_workers_that_are_threads_run_no_tasks_with_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launchpad_lite.search._devices.visible_devices", lambda: (("0",), ""))
-    monkeypatch.setattr("launchpad_lite.search._devices._machine", _devices._machine.__wrapped__)
+    monkeypatch.setattr("launchpad_lite.search._process.visible_devices", lambda: (("0",), ""))
+    monkeypatch.setattr("launchpad_lite.search._process._machine", _process._machine.__wrapped__)
     with searching(Tasks(Call(seen, tmp_path)), tmp_path, workers=1) as running:
         wait_until(lambda: running.status().is_over)
         (trial,) = running.trials()

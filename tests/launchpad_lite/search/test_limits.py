@@ -15,8 +15,8 @@ import pytest
 from launchpad_lite import search
 from launchpad_lite.parts.joining import JOIN_FILE
 from launchpad_lite.search import TrialState
-from launchpad_lite.search._limits import look
 from launchpad_lite.search._messages import Limits
+from launchpad_lite.search._process import look
 from launchpad_lite.testing import poll_until
 from tests.launchpad_lite.search.searches import output_of, searching, worker
 from tests.launchpad_lite.search.tasks_for_tests import QUICK, Tasks, square

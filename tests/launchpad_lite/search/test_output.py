@@ -13,7 +13,7 @@ import pytest
 from launchpad_lite import search
 from launchpad_lite.search import RunningTrial
 from launchpad_lite.search._messages import Life
-from launchpad_lite.search._output import TrialOutput, last_lines
+from launchpad_lite.search._process import TrialOutput, last_lines
 from tests.launchpad_lite.search.tasks_for_tests import QUICK, Tasks, square
 
 WORKER = Life("worker", "life")

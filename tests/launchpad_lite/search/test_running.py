@@ -13,10 +13,10 @@ import pytest
 
 import launchpad_lite as lp
 from launchpad_lite import engines, replicas, search
-from launchpad_lite.search import _progress
+from launchpad_lite.search import running
 from launchpad_lite.search._model_node import Status
-from launchpad_lite.search._progress import Table
 from launchpad_lite.search._sqlite import SqliteStore
+from launchpad_lite.search.running import Table
 from tests.courier.waiting import wait_until
 from tests.launchpad_lite.search.tasks_for_tests import (
     QUICK,
@@ -291,7 +291,7 @@ def test_a_search_in_a_pipe_prints_a_row_now_and_then(monkeypatch):
     table.show(status)
     table.show(status._replace(is_over=True))
     assert not out.getvalue()  # a search that is over soon prints nothing
-    monkeypatch.setattr(_progress, "_ROW_S", 0.0)
+    monkeypatch.setattr(running, "_ROW_S", 0.0)
     table.show(status)
     assert [line.split()[:7] for line in out.getvalue().splitlines()] == [
         ["queued", "running", "done", "failed", "stopped", "again", "lost"],

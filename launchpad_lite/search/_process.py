@@ -1,17 +1,92 @@
-"""The output of trials: `trials/<number>/log` in the folder of a search."""
+"""The process of a worker: its machine and devices, the limits of its task, the output of a trial.
+
+That goes to `trials/<number>/log` in the folder of the search.
+"""
 
 import contextlib
 import ctypes
+import functools
+import math
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
+from launchpad_lite.parts.devices import VISIBLE_DEVICES, machine_name, visible_devices
 from launchpad_lite.parts.log_file import end_of
 from launchpad_lite.parts.private_files import make_own_folder, open_private, open_to_read
-from launchpad_lite.search._messages import Life
+from launchpad_lite.search._messages import Life, Limits, WorkerMachine
 from launchpad_lite.search.tasks import RunningTrial
+
+#: The devices that this process sees from now on: CUDA reads the variable once.
+_pinned: tuple[str, ...] = ()
+
+
+def machine_here() -> WorkerMachine:
+    """Returns what workers of this process may use here."""
+    return _machine()._replace(pinned=_pinned)
+
+
+@functools.cache
+def _machine() -> WorkerMachine:
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # there is no limit of a container
+        memory_bytes = min(memory_bytes, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    cpus = len(os.sched_getaffinity(0))
+    return WorkerMachine(machine_name(), cpus, memory_bytes, visible_devices()[0])
+
+
+def pin(devices: tuple[str, ...]) -> bool:
+    """Restricts this process to these devices, finally; returns False if it sees others already."""
+    global _pinned
+    if devices and not _pinned:
+        _machine()  # read before the variable changes
+        os.environ[VISIBLE_DEVICES] = ",".join(devices)
+        _pinned = devices
+    return not devices or devices == _pinned
+
+
+def look(
+    limits: Limits, ran_s: float, idle_s: float, memory: Callable[[], int]
+) -> tuple[str, float]:
+    """Returns the limit that a running task exceeds, as text, and the seconds until the next check.
+
+    It was idle since it has shown progress, or begun; `memory` returns the bytes that it uses.
+    """
+    timeout_s, progress_s = limits.timeout_s or math.inf, limits.progress_timeout_s or math.inf
+    if ran_s >= timeout_s:
+        return f"it ran longer than timeout_s={timeout_s:g}", 0.0
+    if idle_s >= progress_s:
+        return f"it showed no progress within progress_timeout_s={progress_s:g}", 0.0
+    most = limits.memory_bytes
+    if most and (used := memory()) > most:
+        return f"it used {used:,} bytes, more than memory_bytes={most:,}", 0.0
+    return "", min(timeout_s - ran_s, progress_s - idle_s)
+
+
+def memory_here() -> int:
+    """Returns the bytes of main memory that this process and those below it use."""
+    import psutil  # slow to import
+
+    here = psutil.Process()
+    try:
+        return sum(each.memory_info().rss for each in (here, *here.children(recursive=True)))
+    except psutil.Error:  # one has just ended
+        return 0
+
+
+def end_process(why: str) -> NoReturn:
+    """Ends this process at once, and asks its children to end. Its supervisor starts it again."""
+    import psutil
+
+    os.write(2, f"{why}\n".encode(errors="replace"))  # streams may be locked
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.terminate()  # not by force: trackers of shared memory free it
+    os._exit(os.EX_TEMPFAIL)
+
 
 #: Bytes of the end of a log.
 _MOST_BYTES = 4000
