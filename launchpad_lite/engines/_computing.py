@@ -72,8 +72,6 @@ class JobStage:
 
 @dataclass(frozen=True)
 class PartitionStep:
-    """One partition to compute."""
-
     stage: JobStage
     #: The operation whose partition it is, by number.
     operation: int
@@ -234,13 +232,10 @@ class Computing:
         total: int,
         fetch: Callable[[Sequence[int], bool], Iterator[bytes]],
     ) -> Iterator[Any]:
-        """Returns the items of a partition of a wide operation.
+        """Returns the items of a partition of a wide operation, whose chunks weigh `total` bytes.
 
-        Args:
-            shuffle: The wide operation.
-            total: The weight of all chunks of this partition, in bytes.
-            fetch: Returns the chunks of some inputs, in order; the second argument says whether they
-                may be in memory at the same time.
+        `fetch` returns the chunks of some inputs, in order; the second argument says whether they
+        may be in memory at the same time.
         """
         passes = min(_MOST_PASSES, max(1, math.ceil(total / self._memory_bytes)))
 

@@ -31,18 +31,10 @@ class Backend(abc.ABC):
     def run(
         self, operation: Operation, action: Action, title: str, *, keep: bool = False
     ) -> list[Any]:
-        """Returns what an action returns for each partition.
+        """Returns what an action returns for each partition; the title is for people.
 
-        Args:
-            operation: Whose partitions.
-            action: A function of the number of the partition and an iterator.
-            title: Of the action, for people.
-            keep: Whether the outputs of earlier stages stay, until `forget`.
-
-        Raises:
-            TaskError: Code of the pipeline has raised, or a task has lost its worker too often.
-            SpillError: Data fits neither into memory nor on the disk.
-            TypeError: A function cannot be pickled.
+        With `keep`, the outputs of earlier stages stay, until `forget`. TaskError: code of the pipeline
+        has raised, or ends workers; SpillError: there is no room; TypeError: a function cannot be pickled.
         """
         job = Job(operation, action, title)
         try:

@@ -68,8 +68,6 @@ Answer = tuple[JoinAnswer, list[Contact]]
 
 @dataclass(frozen=True)
 class StoredValue:
-    """One value."""
-
     value: Any
     #: How often it was changed.
     version: int = 0
@@ -335,7 +333,6 @@ class RingMember:
             await self._send_own(self._own)
 
     async def find(self, place: int, entries: Sequence[Contact]) -> tuple[Contact, list[Contact]]:
-        """Returns the owner of a place, and its successors."""
         for entry in entries:
             gone: set[str] = set()
             asked: set[str] = set()

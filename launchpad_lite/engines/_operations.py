@@ -41,8 +41,6 @@ Kind = Literal["reduce", "group", "join", "sort", "spread"]
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One step of a pipeline."""
-
     #: For people, as `map(<lambda>)`.
     title: str
     partitions: int

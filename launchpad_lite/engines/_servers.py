@@ -201,9 +201,7 @@ class KeyServer:
     ) -> tuple[str, list[tuple[Key, int, Any]]]:
         """Returns the life of this server; and key, version and value of each that has changed.
 
-        Args:
-            wanted: By key, the version that the caller has; -1 for none.
-            life: Of the server that these versions are from.
+        The caller has the `wanted` versions, by key (-1: none), of a server of this `life`.
         """
         self._check()
         with self._storing:  # all of a step, or nothing
@@ -497,15 +495,9 @@ class Coordinator(KeyServer):
     ) -> "concurrent.futures.Future[StepStart | None]":
         """Asks to begin the next step; answered when the barrier lets the worker pass.
 
-        It saves further calls: updates are applied first, and the answer brings values. None says that
-        there is nothing more to do. Raises what `update` does.
-
-        Args:
-            member: The worker.
-            finished: How many steps it has finished.
-            updates: The rest of those of the last step.
-            versions: Of keys that it will probably need, those that it has; as for `read`.
-            life: As for `read`.
+        It saves further calls: the rest of the updates of the last step are applied first, and the
+        answer brings values, of keys for which the worker has these versions, as for `read`. None
+        says that there is nothing more to do. Raises what `update` does.
         """
         call = _StepCall(versions, life)
         arrive = functools.partial(self._arrive, member, finished, call)

@@ -20,11 +20,7 @@ _LOOK_S = 1.0
 
 
 class GpuCarrier(Carrier):
-    """See the module.
-
-    Only memory of tensors goes through NCCL, which does not know the program's secret. The other
-    carrier compares the calls, and sends objects.
-    """
+    """Moves tensors by NCCL, which does not know the program's secret; all else by another carrier."""
 
     def __init__(self, other: Carrier, host: str, device: str = "cuda") -> None:
         """Makes it; it connects at the first call with a tensor on a GPU.

@@ -189,7 +189,6 @@ class TorchRemote(RemoteOptimizer):
         optimizer.synchronize, optimizer.no_sync = lambda: None, contextlib.nullcontext
 
     def first(self, key: int) -> ParameterPart:
-        """Returns the first value of a key: a copy of what is here."""
         return ParameterPart(TorchServer(*_cut_out(self._optimizer, self._places[key])))
 
     def _load(self, key: int, arrays: Sequence[Array]) -> None:
@@ -337,7 +336,6 @@ class FunctionalRemote(RemoteOptimizer):
         return zeros, state
 
     def first(self, key: int) -> ParameterPart:  # noqa: ARG002 - there is one
-        """Returns the first value of a key: a copy of what is here."""
         parameters = nests.rebuilt(self._parameters, lambda leaf: as_numpy(leaf).copy())
         return ParameterPart(
             FunctionalServer(self._optimizer, parameters, self._optimizer.init(parameters))

@@ -147,7 +147,6 @@ class OwnMemory:
             os.eventfd_write(self.interruption, 1)
 
     def close(self) -> None:
-        """Closes all descriptors. Arrays stay valid."""
         self.take_back()
         self._descriptors.close()
 

@@ -36,11 +36,6 @@ def wrap(
     docs/replicas.md has what users see of it. A parameter without a gradient in some replicas counts
     as zero there; one that has none in any replica keeps None. A `closure` returns the mean loss.
 
-    The optimizer has two methods more. `no_sync()` is a block whose backward passes only add up
-    gradients of this replica; the mean is taken at the end of the first backward pass after it, or
-    in `step()`. `synchronize()` takes the means now, or makes the outer step (`optimizer.outer`)
-    before its time.
-
     Without `overlap`, means are taken in `step()`, or `synchronize()`. This is needed where parts
     of the model run in some replicas only while its backward pass has collectives of its own, and
     where `checkpoint(use_reentrant=True)` makes a gradient come twice, which raises an error.
@@ -365,7 +360,6 @@ class _Outer:
             self._outer_step()
 
     def add_param_group(self, _: dict[str, Any]) -> None:
-        """Raises an error."""
         raise ReplicaError(f"{self._label}: with every=, add all parameters before wrap_optimizer")
 
     def _after_step(self, *_: Any) -> None:

@@ -914,14 +914,7 @@ class TpuReplicator(Replicator):
         input_replication: InputReplication = InputReplication.PER_WORKER,
         input_split_fn: Callable[[Any, int], Sequence[Any]] = _inputs.split_leading,
     ) -> None:
-        """Describes them.
-
-        Args:
-            num_workers: How many workers.
-            num_tpu_cores_per_worker: How many devices of JAX each of them has.
-            num_tpu_cores_per_replica: How many of them a replica has, as `logical_device`.
-            input_replication: How many input pipelines there are.
-            input_split_fn: Divides a batch among a number of replicas.
+        """Describes them; as for `MultiWorkerReplicator`, with devices of JAX in place of GPUs.
 
         Raises:
             ValueError: A number is too small, or the devices cannot be divided evenly.

@@ -136,7 +136,6 @@ class ReplayServer:
 
     @courier.idempotent
     async def update_priorities(self, table: str, keys: "Ints", priorities: "Floats") -> int:
-        """Changes priorities; as `ReplayTable.update_priorities`."""
         with self._lock:
             return self._tables[table].update_priorities(keys, priorities)
 
@@ -150,7 +149,6 @@ class ReplayServer:
 
     @courier.idempotent
     async def info(self) -> dict[str, TableInfo]:
-        """Returns how full tables are, and who waits."""
         now = time.monotonic()
         return {
             name: TableInfo(

@@ -90,7 +90,6 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """The sum of all weights."""
         return float(self._sums[1])
 
     def set(self, places: Ints, weights: Floats | float) -> None:
@@ -102,7 +101,6 @@ class SumTree:
             self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
 
     def get(self, places: Ints) -> Floats:
-        """Returns the weights of places."""
         return self._sums[places + self._first]
 
     def find(self, masses: Floats) -> Ints:
@@ -189,7 +187,6 @@ class Rows:
         return where
 
     def free(self, rows: Ints) -> None:
-        """Gives rows back."""
         (self._free if self._kept is None else self._kept).extend(rows.tolist())
 
     def keep(self) -> Leaves:
@@ -198,7 +195,6 @@ class Rows:
         return list(self.arrays)
 
     def let_go(self) -> None:
-        """Ends `keep`."""
         self._free += self._kept or ()
         self._kept = None
 
@@ -269,7 +265,6 @@ class ReplayTable:
         return True
 
     def _put(self, batch: InsertBatch, part: slice) -> Ints:
-        """Inserts a part of a batch; returns its slots."""
         steps = self._use_steps(batch, part)
         keys, priorities = batch.keys[part], batch.priorities[part]
         while (surplus := len(self) + len(keys) - self._rules.max_size) > 0:
@@ -457,7 +452,6 @@ class ReplayTable:
         )
 
     def let_go(self) -> None:
-        """Ends what `state` has begun."""
         self._own.let_go()
         self._steps.let_go()
 

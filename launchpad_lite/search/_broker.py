@@ -42,8 +42,6 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class _Waiter:
-    """A worker that waits for a task."""
-
     worker: Life
     kinds: Collection[str]
     count: int

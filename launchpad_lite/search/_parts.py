@@ -20,8 +20,6 @@ RELEASE_S = 5.0
 
 
 class BrokerOptions(NamedTuple):
-    """The arguments of a broker."""
-
     timing: Timing
     #: Where it keeps its tasks; None: in memory only.
     folder: str | None = None

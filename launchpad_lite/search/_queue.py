@@ -117,8 +117,6 @@ class _Owner:
 
 
 class Queue:
-    """The tasks of one broker."""
-
     def __init__(
         self, *, lease_s: float = 10.0, max_losses: int = 5, max_queued: int = 10_000
     ) -> None:

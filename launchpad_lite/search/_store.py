@@ -16,7 +16,6 @@ class Store:
     """
 
     def load(self) -> list[QueuedTask]:
-        """Returns all tasks."""
         return []
 
     def write(self, changes: Changes) -> None:
@@ -67,7 +66,6 @@ def row_of(task: QueuedTask, staged: Bodies = _NOTHING) -> tuple[object, ...]:
 
 
 def changing_of(task: QueuedTask, staged: Bodies = _NOTHING) -> tuple[object, ...]:
-    """Returns the values of `CHANGING`."""
     ended = result = None
     if (outcome := task.outcome) is not None:
         ended = outcome.state.value, outcome.text, outcome.seconds, outcome.worker
@@ -77,7 +75,6 @@ def changing_of(task: QueuedTask, staged: Bodies = _NOTHING) -> tuple[object, ..
 
 
 def task_of(row: Sequence[Any], staged: Bodies = _NOTHING) -> QueuedTask:
-    """Returns the task of a row."""
     key, number, owner, options, payload, status, result = row
     payload = staged.get((key, PAYLOAD), b"") if payload is None else payload
     kind, priority, retries, limits = json.loads(options)
