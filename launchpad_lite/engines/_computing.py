@@ -230,17 +230,16 @@ class Computing:
         self,
         shuffle: Shuffled,
         total: int,
-        fetch: Callable[[Sequence[int], bool], Iterator[bytes]],
+        fetch: Callable[[Sequence[int]], Iterator[bytes]],
     ) -> Iterator[Any]:
         """Returns the items of a partition of a wide operation, whose chunks weigh `total` bytes.
 
-        `fetch` returns the chunks of some inputs, in order; the second argument says whether they
-        may be in memory at the same time.
+        `fetch` returns the chunks of some inputs, in order.
         """
         passes = min(_MOST_PASSES, max(1, math.ceil(total / self._memory_bytes)))
 
         def fetched(sources: Sequence[int]) -> Iterator[Any]:
-            return loaded(fetch(sources, passes == 1))
+            return loaded(fetch(sources))
 
         everything = range(len(shuffle.inputs))
         if shuffle.kind == "spread":

@@ -190,7 +190,7 @@ def _compute(
             return loaded(begun[0])
         total = sum(weight_of(chunk) for chunks in begun for chunk in chunks)
         return computes.gather(
-            operation, total, lambda sources, _: (c for source in sources for c in begun[source])
+            operation, total, lambda sources: (c for source in sources for c in begun[source])
         )
 
     with Named(f"{get_worker().name}: {where(step, operations)}"):

@@ -2,13 +2,15 @@
 
 import asyncio
 import functools
+import heapq
 import logging
+import operator
 import os
 import pickle
 import signal
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +31,6 @@ from launchpad_lite.engines._operations import Cached, ItemsSource, Operation, S
 from launchpad_lite.engines._store import ChunkStore, MissingError
 from launchpad_lite.engines._user_code import Named
 from launchpad_lite.engines.errors import EngineError
-from launchpad_lite.parts.threads import ignore
 
 #: The name of this process: threads of the driver's cannot be ended.
 PROCESS = uuid.uuid4().hex
@@ -156,23 +157,15 @@ class MapReduceWorker:
                 self._index,
             )
 
-    @courier.idempotent
     def fetch(
         self, life: str, shuffle: int, sources: Sequence[int], partition: int
-    ) -> list[list[bytes]]:
-        self._check(life, shuffle, sources)
-        return [self._store.get((life, shuffle), (source, partition)) for source in sources]
-
-    def fetch_in_turn(
-        self, life: str, shuffle: int, source: int, partition: int
-    ) -> Iterator[bytes]:
-        """Yields what `fetch` returns for one task."""
-        self._check(life, shuffle, [source])
-        yield from self._store.stream((life, shuffle), (source, partition))
-
-    def _check(self, life: str, shuffle: int, sources: Sequence[int]) -> None:
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yields what tasks have left for a partition: each chunk with its task, in their order."""
         if not all(self._store.has((life, shuffle), (source, -1)) for source in sources):
             raise MissingError(life)
+        for source in sources:
+            for chunk in self._store.stream((life, shuffle), (source, partition)):
+                yield source, chunk
 
     def compute(self, life: str, task: StepRequest) -> Any:
         """Returns the result of the action for a partition, or a `StageOutput` for another stage.
@@ -234,11 +227,18 @@ class MapReduceWorker:
                 raise MissingError(stay.life)
             total = sum(output.weights[partition] for output in task.outputs)
 
-            def fetch(sources: Sequence[int], at_once: bool) -> Iterator[bytes]:
-                outputs = {source: task.outputs[source] for source in sources}
-                wanted = {s: output for s, output in outputs.items() if output.weights[partition]}
-                fetched = self._fetched_at_once if at_once else self._fetched_in_turn
-                return _noting(missing, fetched(operation.number, partition, wanted))
+            def fetch(sources: Sequence[int]) -> Iterator[bytes]:
+                wanted: dict[tuple[int, str], list[int]] = {}
+                for source in sources:
+                    output = task.outputs[source]
+                    if output.weights[partition]:
+                        wanted.setdefault((output.worker, output.life), []).append(source)
+                fetched = [
+                    self._fetched(*place, operation.number, some, partition)
+                    for place, some in wanted.items()
+                ]
+                merged = heapq.merge(*fetched, key=operator.itemgetter(0))
+                return _noting(missing, (chunk for _, chunk in merged))
 
             return self._computes.gather(operation, total, fetch)
         assert isinstance(operation, Cached)
@@ -267,44 +267,13 @@ class MapReduceWorker:
         self._store.mark(owner, (source, -1))
         return weights
 
-    # Both yield chunks in the order of the tasks that made them.
-
-    def _fetched_in_turn(
-        self, shuffle: int, partition: int, wanted: Mapping[int, StageOutput]
-    ) -> Iterator[bytes]:
-        for source, output in wanted.items():
-            peer = self if output.worker == self._index else self._peers[output.worker]
-            try:
-                yield from peer.fetch_in_turn(output.life, shuffle, source, partition)
-            except courier.ServerGoneError:
-                raise MissingError(output.life) from None
-
-    def _fetched_at_once(
-        self, shuffle: int, partition: int, wanted: Mapping[int, StageOutput]
-    ) -> Iterator[bytes]:
-        parts: dict[tuple[int, str], list[int]] = {}
-        for source, output in wanted.items():
-            parts.setdefault((output.worker, output.life), []).append(source)
-        calls = {
-            place: self._peers[place[0]].futures.fetch(place[1], shuffle, part, partition)
-            for place, part in parts.items()
-            if place[0] != self._index
-        }
-        found: dict[int, list[bytes]] = {}
+    def _fetched(self, worker: int, life: str, *wanted: Any) -> Iterator[tuple[int, bytes]]:
+        """Yields what `fetch` of a worker does."""
+        peer = self if worker == self._index else self._peers[worker]
         try:
-            for (worker, life), part in parts.items():
-                if worker == self._index:
-                    chunks = self.fetch(life, shuffle, part, partition)
-                else:
-                    chunks = calls.pop((worker, life)).result()
-                found.update(zip(part, chunks, strict=True))
+            yield from peer.fetch(life, *wanted)
         except courier.ServerGoneError:
             raise MissingError(life) from None
-        finally:
-            for call in calls.values():  # after an error
-                call.add_done_callback(ignore)
-        for source in wanted:
-            yield from found.pop(source)
 
 
 def _noting(missing: list[MissingError], chunks: Iterator[bytes]) -> Iterator[bytes]:

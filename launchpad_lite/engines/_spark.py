@@ -212,10 +212,10 @@ class _SparkTask:
             numbers[source].append(number)
             total += weight_of(chunk)
 
-        def fetch(sources: Sequence[int], at_once: bool) -> Iterator[bytes]:  # noqa: ARG001
+        def fetch(sources: Sequence[int]) -> Iterator[bytes]:
             for source in sources:
                 for number in sorted(numbers[source]):
-                    yield from store.get(owner, (source, number))
+                    yield from store.stream(owner, (source, number))
 
         return computes.gather(operation, total, fetch)
 

@@ -75,12 +75,8 @@ class ChunkStore:
                 ) from error
             chunks.append((offset, len(data)))
 
-    def get(self, owner: Owner, key: Any) -> list[bytes]:
-        with self._lock:
-            return [self._read(owner, each) for each in self._of(owner).get(key, ())]
-
     def stream(self, owner: Owner, key: Any) -> Iterator[bytes]:
-        """Yields what `get` returns; one chunk is in memory at a time."""
+        """Yields what was added; one chunk is in memory at a time."""
         with self._lock:
             kept = self._of(owner)
             chunks = list(kept.get(key, ()))
