@@ -1,12 +1,11 @@
 """The work of every worker, in threads and processes."""
 
-import contextvars
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from courier import ExceptionReport
 from launchpad_lite.life.events import Failing
+from launchpad_lite.parts.threads import start_thread
 from launchpad_lite.process.script import importing
 from launchpad_lite.worker.runtime import NodeRuntime
 
@@ -55,10 +54,8 @@ def report_on(error: BaseException, tell: Callable[[ExceptionReport], object]) -
         tell(known[-1])
         known.append(known[-1].with_object(error, _OBJECT_BYTES))
 
-    looker = threading.Thread(target=contextvars.copy_context().run, args=(look,), daemon=True)
     try:
-        looker.start()
-        looker.join(_TELLING_S)
+        start_thread(look).join(_TELLING_S)
     except RuntimeError:  # the system gives no more threads
         look()
     return known[-1]

@@ -6,7 +6,6 @@ exactly, but it can make cheap checkpoints easy. So the node's object defines it
 """
 
 import contextlib
-import contextvars
 import functools
 import inspect
 import logging
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from courier.lowlevel import signature_of
 from launchpad_lite.parts.arguments import name_of
+from launchpad_lite.parts.threads import start_thread
 from launchpad_lite.process.forcing import ForcedExit
 
 if TYPE_CHECKING:
@@ -136,14 +136,7 @@ class NodeState:
         if self._write is None or self._checkpoints is None or self._checkpoints.period_s is None:
             yield
             return
-        saver = threading.Thread(
-            # In the context of the node, for its `save`.
-            target=contextvars.copy_context().run,
-            args=(self._save_on_period,),
-            name="launchpad-checkpoints",
-            daemon=True,
-        )
-        saver.start()
+        saver = start_thread(self._save_on_period, name="launchpad-checkpoints")
         try:
             yield
         finally:

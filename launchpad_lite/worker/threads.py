@@ -21,6 +21,7 @@ from launchpad_lite.life.events import (
     Terminate,
 )
 from launchpad_lite.life.result import NodeFailure, advice_on
+from launchpad_lite.parts.threads import start_thread
 from launchpad_lite.process.exit import leave_behind
 from launchpad_lite.process.forcing import ForcedExit, settle
 from launchpad_lite.process.stacks import describe_threads
@@ -112,15 +113,9 @@ class ThreadHost(abc.ABC):
         node = self.nodes[start.node] = self.make(start)
         self._stacks.pop(start.node, None)
         self._calls.pop(start.node, None)
-        thread = threading.Thread(
-            target=contextvars.copy_context().run,
-            args=(self._look_after, node, start),
-            name=f"launchpad-{start.node}",
-            daemon=True,
-        )
         self._threads = [each for each in self._threads if each.is_alive()]
         try:
-            thread.start()
+            thread = start_thread(self._look_after, node, start, name=f"launchpad-{start.node}")
         except RuntimeError as error:  # the system gives no more
             text = f"it cannot be started: {error}{advice_on(error)}"
             failure = NodeFailure(start.node, self.name, text)
