@@ -33,8 +33,9 @@ from launchpad_lite.search._messages import (
 )
 from launchpad_lite.search._room import Use, could_run, kept_for, room
 
-#: A kind, and the resources that its tasks need, if any. All tasks of a lane are alike.
-_Lane = str | tuple[str, Limits]
+#: A kind, and the resources that its tasks need. All tasks of a lane are alike.
+_Lane = tuple[str, Limits]
+_NO_NEEDS = Limits()
 #: The place of a task that needs no resources.
 _NOWHERE: tuple[str, tuple[str, ...]] = "", ()
 #: Points of learning curves that wait for a model; older ones are dropped.
@@ -130,8 +131,6 @@ class Queue:
         self._numbers = itertools.count()
         #: By kind and needs, the next task first. An entry counts if its task waits.
         self._waiting: dict[_Lane, list[tuple[float, int, str]]] = {}
-        #: Those of these lanes whose tasks need resources.
-        self._needing: set[_Lane] = set()
         self._queued = 0
         self._leased: set[str] = set()
         self._workers: dict[str, _WorkerRecord] = {}
@@ -370,10 +369,10 @@ class Queue:
         return any(self._peek(lane) is not None for lane in self._lanes(kinds))
 
     def needs_room(self) -> bool:
-        return bool(self._needing)
+        return any(needs != _NO_NEEDS for _, needs in self._waiting)
 
     def _lanes(self, kinds: Collection[str]) -> list[_Lane]:
-        return [*kinds, *(lane for lane in self._needing if lane[0] in kinds)]
+        return [lane for lane in self._waiting if lane[0] in kinds]
 
     def beat(
         self,
@@ -552,13 +551,12 @@ class Queue:
     def unknown_kinds(self) -> list[str]:
         """Returns the kinds of waiting tasks that none of its workers takes, with what they need."""
         found = []
-        for lane in self._waiting:
-            kind, needs = (lane, Limits()) if isinstance(lane, str) else lane
+        for kind, needs in list(self._waiting):
             fit = (
                 kind in each.kinds and could_run(each.machine, needs)
                 for each in self._workers.values()
             )
-            if self._peek(lane) and not any(fit):
+            if self._peek((kind, needs)) and not any(fit):
                 named = [f"{name}={each:g}" for name, each in needs._asdict().items() if each]
                 found.append(f"{kind} with {', '.join(named)}" if named else kind)
         return sorted(found)
@@ -607,22 +605,20 @@ class Queue:
         lanes, machine = self._lanes(worker.kinds), worker.machine
         heads = [(head, lane) for lane in lanes if (head := self._peek(lane)) is not None]
         heads.sort(key=lambda each: each[0])
-        if heads and not self._needing:
-            (_, _, key), lane = heads[0]
-            return self._tasks[key], lane, _NOWHERE
-        used = [
-            each.using[1]
-            for each in self._workers.values()
-            if each.using and each.machine and machine and each.machine.name == machine.name
-        ]
+        used: list[Use] | None = None
         is_kept = False
         for (_, _, key), lane in heads:
-            task = self._tasks[key]
-            if isinstance(lane, str):
+            task, (_, needs) = self._tasks[key], lane
+            if needs == _NO_NEEDS:
                 return task, lane, _NOWHERE
-            needs = lane[1]
             if machine is None or not could_run(machine, needs):
                 continue
+            if used is None:
+                used = [
+                    each.using[1]
+                    for each in self._workers.values()
+                    if each.using and each.machine and each.machine.name == machine.name
+                ]
             devices = room(machine, needs, used)
             if devices is not None and self._is_best(worker, devices):
                 return task, lane, (machine.name, devices)
@@ -680,10 +676,7 @@ class Queue:
     def _wait(self, task: QueuedTask) -> None:
         key, _, kind, priority, _, limits = task.submission
         if key not in self._awaited and self._is_waiting(task):
-            lane: _Lane = kind
-            if any(limits.needs):
-                lane = kind, Limits(None, None, *limits.needs)
-                self._needing.add(lane)
+            lane = kind, Limits(None, None, *limits.needs)
             heapq.heappush(self._waiting.setdefault(lane, []), (-priority, task.number, key))
 
     def _peek(self, lane: _Lane) -> tuple[float, int, str] | None:
@@ -692,7 +685,7 @@ class Queue:
             if self._counts(heap[0]):
                 return heap[0]
             heapq.heappop(heap)
-        self._needing.discard(lane)
+        self._waiting.pop(lane, None)
         return None
 
     def _counts(self, entry: tuple[float, int, str]) -> bool:
