@@ -8,9 +8,9 @@ from launchpad_lite.parts.threads import start_thread
 from launchpad_lite.replicas import _devices
 from launchpad_lite.replicas._carrier import Carrier
 from launchpad_lite.replicas._collectives import Collectives
-from launchpad_lite.replicas._jax_carrier import JaxCarrier, JaxMesh
 from launchpad_lite.replicas._mailbox import Box
 from launchpad_lite.replicas._meeting import Generation
+from launchpad_lite.replicas._memory_carrier import JaxCarrier, JaxMesh
 from launchpad_lite.replicas._node import RESULTS, ReplicaNode
 from launchpad_lite.replicas._state import Training
 from launchpad_lite.replicas.errors import (

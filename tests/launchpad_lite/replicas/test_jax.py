@@ -11,9 +11,8 @@ from hypothesis import given, settings, strategies as st
 
 from launchpad_lite import replicas
 from launchpad_lite.replicas import _devices
-from launchpad_lite.replicas._jax_carrier import JaxCarrier, JaxMesh
 from launchpad_lite.replicas._mailbox import Box
-from launchpad_lite.replicas._memory_carrier import MemoryCarrier
+from launchpad_lite.replicas._memory_carrier import JaxCarrier, JaxMesh, MemoryCarrier
 from launchpad_lite.replicas._packing import Packed
 from tests.engines import needs_jax
 from tests.launchpad_lite.conftest import Run
