@@ -1,4 +1,8 @@
-"""A member of the ring: what it owns, and the copies that it keeps for those before it.
+"""A ring of peers, after Chord (Stoica et al., SIGCOMM 2001): what a member owns, and what it copies.
+
+Peers and keys have places on a circle of 2**64. A key belongs to the first peer at its place or
+after it. Each peer has the names of all, so it asks first who has a key if all are there, and those
+after that. Who is there, each knows of the peers next to it, which pass the search on.
 
 Each key has one owner. The range of a member begins after `before`, the member before it, and ends
 at its own place; only the member itself changes `before`. So ranges meet and do not overlap.
@@ -21,20 +25,90 @@ import asyncio
 import contextlib
 import dataclasses
 import enum
+import functools
+import hashlib
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from launchpad_lite.engines._ring import CIRCLE, Contact, Ring, distance, is_between, place_of
 from launchpad_lite.engines._values import Key, unknown_key
 from launchpad_lite.engines.errors import EngineError, ValuesLostError
+
+CIRCLE = 1 << 64
+
+#: How many peers after it each peer knows. If there are no more, it can draw samples by itself.
+SUCCESSORS = 24
 
 #: Seconds until something is tried again that another member refused.
 _PAUSE_S = 0.02
 #: Seconds after which a member that leaves trusts its own range again, if it was not told who has
 #: that. Longer than others need to notice that a process is gone.
 _DOUBT_S = 5.0
+
+
+@functools.lru_cache(4096)
+def place_of(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def distance(start: int, end: int) -> int:
+    """Returns how far it is from one place on to another; a whole circle from a place to itself."""
+    return (end - start) % CIRCLE or CIRCLE
+
+
+def is_between(start: int, place: int, end: int) -> bool:
+    """Returns whether a place is after `start`, and not after `end`."""
+    return distance(start, place) <= distance(start, end)
+
+
+@dataclass(frozen=True)
+class Contact:
+    """A process of a peer."""
+
+    name: str
+    #: How often the node was started again before; -1 if that is not known.
+    life: int = -1
+
+    @property
+    def place(self) -> int:
+        """On the ring: the same in each life."""
+        return place_of(self.name)
+
+
+class Ring:
+    """The way from one peer to others: hints, which may be wrong for a while. Not thread-safe."""
+
+    def __init__(self, me: Contact) -> None:
+        self.me = me
+        #: The next ones, in order; without itself.
+        self.successors: list[Contact] = []
+
+    def knows_all(self) -> bool:
+        """Returns whether the next peers go all around the circle."""
+        return len(self.successors) < SUCCESSORS
+
+    def next_hop(self, place: int, gone: Collection[str] = ()) -> Contact | None:
+        """Returns the peer to ask next for the owner of a place of others; None if it is alone."""
+        known = [each for each in self.successors if each.name not in gone]
+        before = [
+            contact
+            for contact in known
+            if contact.place != place and is_between(self.me.place, contact.place, place)
+        ]
+        return before[-1] if before else known[0] if known else None
+
+    def follow(self, successors: Iterable[Contact]) -> None:
+        """Takes over the next peers: in order, up to itself."""
+        found: dict[str, Contact] = {}
+        for contact in successors:
+            if contact.name == self.me.name:
+                break
+            found.setdefault(contact.name, contact)
+        self.successors = list(found.values())[:SUCCESSORS]
+
+    def drop(self, name: str) -> None:
+        self.successors = [each for each in self.successors if each.name != name]
 
 
 class ElsewhereError(EngineError):

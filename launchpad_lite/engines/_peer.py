@@ -15,9 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.engines._member import ElsewhereError, GoneError, RingMember, key_place
+from launchpad_lite.engines._member import (
+    SUCCESSORS,
+    Contact,
+    ElsewhereError,
+    GoneError,
+    RingMember,
+    distance,
+    key_place,
+)
 from launchpad_lite.engines._population import Gate, Verdict
-from launchpad_lite.engines._ring import SUCCESSORS, Contact, distance
 from launchpad_lite.engines._user_code import Check, run_user_code
 from launchpad_lite.engines._values import (
     Key,

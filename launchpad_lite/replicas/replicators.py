@@ -20,7 +20,6 @@ from launchpad_lite.launching import Launcher, loaded_module
 from launchpad_lite.replicas import _devices, _inputs, _payload, _torch_functions
 from launchpad_lite.replicas._carrier import Carrier, Op
 from launchpad_lite.replicas._collectives import Collectives
-from launchpad_lite.replicas._course import LoopPlace
 from launchpad_lite.replicas._kept import State, check_can_be_kept, put_into
 from launchpad_lite.replicas._mesh_node import MeshNode
 from launchpad_lite.replicas._node import LOST, ReplicaNode, served_methods
@@ -28,7 +27,7 @@ from launchpad_lite.replicas._operations import share
 from launchpad_lite.replicas._optimizers import averaging
 from launchpad_lite.replicas._packing import combined
 from launchpad_lite.replicas._progress import Report, Share, TrainingProgress
-from launchpad_lite.replicas._state import Training, packed
+from launchpad_lite.replicas._state import LoopPlace, Training, packed
 from launchpad_lite.replicas.errors import InterruptedTraining, ReplicaError
 
 T = TypeVar("T")

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from launchpad_lite.engines._member import ElsewhereError, GoneError, RingMember, key_place
-from launchpad_lite.engines._ring import Contact
+from launchpad_lite.engines._member import Contact, ElsewhereError, GoneError, RingMember, key_place
 from launchpad_lite.engines.errors import ValuesLostError
 from tests.simulated_time import simulate
 

@@ -17,13 +17,13 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite import engines
 from launchpad_lite.engines import _peer, peer_to_peer
-from launchpad_lite.engines._peer import PATIENCE_S
-from launchpad_lite.engines._ring import (
+from launchpad_lite.engines._member import (
     CIRCLE,
     SUCCESSORS,
     Contact,
     Ring,
 )
+from launchpad_lite.engines._peer import PATIENCE_S
 from launchpad_lite.testing import poll_until
 
 

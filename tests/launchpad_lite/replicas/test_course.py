@@ -3,7 +3,7 @@
 import pytest
 
 from launchpad_lite import replicas
-from launchpad_lite.replicas._course import Course, LoopPlace
+from launchpad_lite.replicas._state import Course, LoopPlace
 
 
 def test_calls_of_code_that_begins_are_numbered_and_begin_from_their_start() -> None:

@@ -14,8 +14,7 @@ import pytest
 import launchpad_lite as lp
 from launchpad_lite import replicas
 from launchpad_lite.replicas import _payload, _state
-from launchpad_lite.replicas._course import LoopPlace
-from launchpad_lite.replicas._state import Training, packed
+from launchpad_lite.replicas._state import LoopPlace, Training, packed
 from tests.engines import needs_torch
 from tests.launchpad_lite.replicas import torch_replicas  # noqa: F401 - loads torch before a test
 from tests.launchpad_lite.replicas.together import in_memory, returned, together
