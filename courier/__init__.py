@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING
 
 from courier._distributions import refuse_strangers as _refuse_strangers
 from courier._later import later
-from courier._timing import Timing
-from courier.calls.context import CallContext, current_call
-from courier.calls.marks import grpc_service, idempotent
 from courier.errors import (
     AddressInUseError,
     AuthenticationError,
@@ -29,17 +26,15 @@ from courier.errors import (
     UnknownMethodError,
     UnprotectedServerError,
 )
-from courier.values.exceptions import ExceptionReport, remote_traceback
-from courier.values.parcel import dump, dumps
-from courier.values.shared import Shared
-from courier.wire.secret import Secret
-from courier.wire.tls import TlsCredentials
 
 _refuse_strangers("courier", __path__[0])
 
-# Modules for connections, loaded at the first use: a program needs them only after it has started
-# its agent, which loads them for all workers.
+# Loaded at the first use: a launcher needs most of them only once its agent is on its way, which loads
+# them for all workers.
 if TYPE_CHECKING:
+    from courier._timing import Timing
+    from courier.calls.context import CallContext, current_call
+    from courier.calls.marks import grpc_service, idempotent
     from courier.client.client import (
         Client,
         call_aio,
@@ -55,10 +50,18 @@ if TYPE_CHECKING:
     from courier.server.batching import batched_handler
     from courier.server.cache import Cache
     from courier.server.server import Server
+    from courier.values.exceptions import ExceptionReport, remote_traceback
+    from courier.values.parcel import dump, dumps
+    from courier.values.shared import Shared
+    from courier.wire.secret import Secret
+    from courier.wire.tls import TlsCredentials
 else:
     __getattr__, __dir__ = later(
         globals(),
         {
+            "._timing": "Timing",
+            ".calls.context": "CallContext current_call",
+            ".calls.marks": "grpc_service idempotent",
             ".server.batching": "batched_handler",
             ".server.cache": "Cache",
             ".client.client": "Client call_aio close list_methods submit wait_for_futures "
@@ -66,6 +69,11 @@ else:
             ".client.health": "is_healthy",
             ".client.pool": "Pool PoolChoice",
             ".server.server": "Server",
+            ".values.exceptions": "ExceptionReport remote_traceback",
+            ".values.parcel": "dump dumps",
+            ".values.shared": "Shared",
+            ".wire.secret": "Secret",
+            ".wire.tls": "TlsCredentials",
         },
     )
 

@@ -13,15 +13,15 @@ def later(
     Args:
         package: Its globals.
         modules: For each module its names, with spaces between: `name`, or `name=theirs`. Modules
-            below the package begin with a dot.
+            below the package begin with a dot. `name=` is the module itself.
 
     Example:
         __getattr__, __dir__ = lowlevel.later(globals(), {".client": "Client close"})
     """
     places = {
-        name: (module, theirs or name)
+        name: (module, theirs if renames else name)
         for module, listed in modules.items()
-        for name, _, theirs in (each.partition("=") for each in listed.split())
+        for name, renames, theirs in (each.partition("=") for each in listed.split())
     }
     here = package["__name__"]
 
@@ -29,7 +29,8 @@ def later(
         if name not in places:
             raise AttributeError(f"module {here!r} has no attribute {name!r}")
         module, theirs = places[name]
-        value = package[name] = getattr(importlib.import_module(module, here), theirs)
+        found = importlib.import_module(module, here)
+        value = package[name] = getattr(found, theirs) if theirs else found
         return value
 
     return get, lambda: [*package, *places]

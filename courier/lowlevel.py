@@ -11,25 +11,38 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from courier._distributions import refuse_others, refuse_strangers
 from courier._later import later
-from courier.calls import records as call_records
-from courier.calls.context import CallContext
-from courier.threads.clock import require_running_clock
-from courier.threads.surviving import surviving
-from courier.values.annotations import signature_of
-from courier.values.definitions import SCRIPT_NAMES, stand_in
 from courier.values.modules import loaded_module
-from courier.values.parcel import Parcel, Pickler, names_in
-from courier.values.texts import shortened
-from courier.wire.address import bound, join_address, loopback, split_address
-from courier.wire.secret import Secret
-from courier.wire.tls import TlsCredentials
 
-# Modules for connections load at the first use, as in `courier`.
+# Loaded at the first use, as in `courier`.
 if TYPE_CHECKING:
+    from courier.calls import records as call_records
+    from courier.calls.context import CallContext
     from courier.calls.tasks import Tasks
     from courier.client.connection import Connection
+    from courier.threads.clock import require_running_clock
+    from courier.threads.surviving import surviving
+    from courier.values.annotations import signature_of
+    from courier.values.definitions import SCRIPT_NAMES, stand_in
+    from courier.values.parcel import Parcel, Pickler, names_in
+    from courier.values.texts import shortened
+    from courier.wire.address import bound, join_address, loopback, split_address
+    from courier.wire.secret import Secret
+    from courier.wire.tls import TlsCredentials
 else:
-    __getattr__, __dir__ = later(globals(), {"courier.calls.tasks": "Tasks"})
+    __getattr__, __dir__ = later(
+        globals(),
+        {
+            "courier.calls.records": "call_records=",
+            "courier.calls.tasks": "Tasks",
+            "courier.threads.clock": "require_running_clock",
+            "courier.threads.surviving": "surviving",
+            "courier.values.annotations": "signature_of",
+            "courier.values.definitions": "SCRIPT_NAMES stand_in",
+            "courier.values.parcel": "Parcel Pickler names_in",
+            "courier.values.texts": "shortened",
+            "courier.wire.address": "bound join_address loopback split_address",
+        },
+    )
 
 __all__ = [
     "SCRIPT_NAMES",
@@ -82,7 +95,7 @@ def connection_of(client: object) -> "Connection":
     return find(client)
 
 
-def credentials(client: object) -> tuple[Secret | None, TlsCredentials | None]:
+def credentials(client: object) -> "tuple[Secret | None, TlsCredentials | None]":
     """Returns the secret and certificates of a client, to make other clients or to hand them on.
 
     A process that has it can call all servers of the program that the client belongs to, and can
@@ -123,6 +136,8 @@ def move(client: object, address: str) -> None:
     Example:
         lowlevel.move(client, "10.0.0.7:4711")
     """
+    from courier.wire.address import split_address
+
     lane = connection_of(client).lane
     split_address(address)
     lane.move(address)
@@ -215,7 +230,9 @@ def call_numbers(
         for method, numbers in lowlevel.call_numbers()["served"].items():
             print(method, numbers["calls"], "calls", numbers["running"], "run now")
     """
-    return call_records.call_numbers(scopes)
+    from courier.calls.records import call_numbers as count
+
+    return count(scopes)
 
 
 class AwaitedCall(NamedTuple):
@@ -281,7 +298,7 @@ def awaited_call(frame: FrameType) -> AwaitedCall | None:
     )
 
 
-def answered_call(frame: FrameType) -> CallContext | None:
+def answered_call(frame: FrameType) -> "CallContext | None":
     """Returns the call that a frame of courier has a method answer; None if there is none.
 
     Example:

@@ -30,69 +30,84 @@ from launchpad_lite.errors import (
     UnknownLauncherError,
     UnresolvedAddressError,
 )
-from launchpad_lite.graph.deferred import Deferred, maybe_dereference
-from launchpad_lite.graph.program import Program, make_program
-from launchpad_lite.graph.python_process import PythonProcess
-from launchpad_lite.graph.resources import Resources
-from launchpad_lite.life.policies import Liveness, RestartPolicy
-from launchpad_lite.life.result import NodeFailure, Outcome, ProgramResult, Restart
-from launchpad_lite.nodes.base import Handle, Node
-from launchpad_lite.nodes.cacher import CacherNode
-from launchpad_lite.nodes.courier import CourierHandle, CourierNode
-from launchpad_lite.nodes.external import ExternalNode
-from launchpad_lite.nodes.python import PyClassNode, PyNode
 from launchpad_lite.process import exit as _exit, flags as _flags  # noqa: F401 - flags, and the script's end, before the user's own
-from launchpad_lite.process.set_up import set_up
-from launchpad_lite.worker.address import Address
-from launchpad_lite.worker.runtime import (
-    checkpoint_here,
-    current_node,
-    heartbeat,
-    register_stop_handler,
-    restart_count,
-    save_checkpoint,
-    stop,
-    stop_event,
-    unregister_stop_handler,
-    wait_for_stop,
-)
 
-# Loaded at the first use: names for processes that launch, and nodes that few programs have.
+# Loaded at the first use: a launch starts its agent before it needs most of them.
 if TYPE_CHECKING:
     from courier import Client as CourierClient, batched_handler
     from launchpad_lite.cli.command_line import run_script as main
+    from launchpad_lite.graph.deferred import Deferred, maybe_dereference
+    from launchpad_lite.graph.program import Program, make_program
+    from launchpad_lite.graph.python_process import PythonProcess
+    from launchpad_lite.graph.resources import Resources
     from launchpad_lite.insight import metrics
     from launchpad_lite.insight.metrics import log
     from launchpad_lite.launching import RunningProgram
     from launchpad_lite.launching.launch import launch, plan
+    from launchpad_lite.life.policies import Liveness, RestartPolicy
+    from launchpad_lite.life.result import NodeFailure, Outcome, ProgramResult, Restart
+    from launchpad_lite.nodes.base import Handle, Node
+    from launchpad_lite.nodes.cacher import CacherNode
     from launchpad_lite.nodes.colocation import (
         ColocationNode,
         MultiProcessingColocation,
         MultiThreadingColocation,
     )
     from launchpad_lite.nodes.command import CommandNode, Endpoint
+    from launchpad_lite.nodes.courier import CourierHandle, CourierNode
+    from launchpad_lite.nodes.external import ExternalNode
     from launchpad_lite.nodes.pool import Pool
+    from launchpad_lite.nodes.python import PyClassNode, PyNode
     from launchpad_lite.nodes.reverb import ReverbNode
     from launchpad_lite.planning.plan import LaunchPlan
     from launchpad_lite.planning.render import render_mermaid, render_svg
+    from launchpad_lite.process.set_up import set_up
+    from launchpad_lite.worker.address import Address
     from launchpad_lite.worker.checkpoints import Checkpoints
+    from launchpad_lite.worker.runtime import (
+        checkpoint_here,
+        current_node,
+        heartbeat,
+        register_stop_handler,
+        restart_count,
+        save_checkpoint,
+        stop,
+        stop_event,
+        unregister_stop_handler,
+        wait_for_stop,
+    )
 else:
     __getattr__, __dir__ = later(
         globals(),
         {
             "courier": "CourierClient=Client batched_handler",
-            ".worker.checkpoints": "Checkpoints",
             ".cli.command_line": "main=run_script",
+            ".graph.deferred": "Deferred maybe_dereference",
+            ".graph.program": "Program make_program",
+            ".graph.python_process": "PythonProcess",
+            ".graph.resources": "Resources",
             ".insight": "metrics",
             ".insight.metrics": "log",
-            ".launching.launch": "launch plan",
-            ".planning.plan": "LaunchPlan",
-            ".planning.render": "render_mermaid render_svg",
             ".launching": "RunningProgram",
+            ".launching.launch": "launch plan",
+            ".life.policies": "Liveness RestartPolicy",
+            ".life.result": "NodeFailure Outcome ProgramResult Restart",
+            ".nodes.base": "Handle Node",
+            ".nodes.cacher": "CacherNode",
             ".nodes.colocation": "ColocationNode MultiProcessingColocation MultiThreadingColocation",
             ".nodes.command": "CommandNode Endpoint",
+            ".nodes.courier": "CourierHandle CourierNode",
+            ".nodes.external": "ExternalNode",
             ".nodes.pool": "Pool",
+            ".nodes.python": "PyClassNode PyNode",
             ".nodes.reverb": "ReverbNode",
+            ".planning.plan": "LaunchPlan",
+            ".planning.render": "render_mermaid render_svg",
+            ".process.set_up": "set_up",
+            ".worker.address": "Address",
+            ".worker.checkpoints": "Checkpoints",
+            ".worker.runtime": "checkpoint_here current_node heartbeat register_stop_handler restart_count "
+            "save_checkpoint stop stop_event unregister_stop_handler wait_for_stop",
         },
     )
 

@@ -17,9 +17,12 @@ Calls between nodes raise the errors of `courier.errors`.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from launchpad_lite.life.result import NodeFailure, description, gathered, headline
 from launchpad_lite.parts.escapes import shown
+
+if TYPE_CHECKING:
+    from launchpad_lite.life.result import NodeFailure
 
 __all__ = [
     "CheckpointError",
@@ -109,7 +112,7 @@ class NodeFailedError(LaunchpadError, RuntimeError):
     """
 
     def __init__(
-        self, failure: NodeFailure, consequences: Sequence[NodeFailure] = (), folder: str = ""
+        self, failure: "NodeFailure", consequences: "Sequence[NodeFailure]" = (), folder: str = ""
     ) -> None:
         super().__init__(failure, tuple(consequences), folder)
         self.failure = failure
@@ -117,6 +120,8 @@ class NodeFailedError(LaunchpadError, RuntimeError):
         self.folder = folder
 
     def __str__(self) -> str:
+        from launchpad_lite.life.result import description, gathered, headline
+
         first, *rest = gathered((self.failure, *self.consequences))
         text = description(first)
         if rest:

@@ -1,6 +1,5 @@
 """Settings as users write them: an object, or a dict of its fields; whole numbers."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,6 +11,8 @@ def checked_fields(
 
     For messages, `expected` names the types besides a dict, and `called` the kind of a field.
     """
+    import dataclasses
+
     if not isinstance(given, Mapping):
         raise TypeError(f"expected {expected} or a dict, got {given!r}")
     known = [field.name for field in dataclasses.fields(kind)]

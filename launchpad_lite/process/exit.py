@@ -10,7 +10,6 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from launchpad_lite.errors import LaunchError
-from launchpad_lite.life.result import Outcome
 from launchpad_lite.parts.escapes import shown
 from launchpad_lite.process.interrupts import is_interactive
 
@@ -133,6 +132,8 @@ def _exit_as_programs_ended() -> None:
 
 
 def _failed(program: "RunningProgram") -> bool:
+    from launchpad_lite.life.result import Outcome
+
     return program.result is not None and program.result.outcome is Outcome.FAILED
 
 
