@@ -44,7 +44,7 @@ class ProcessLauncher(Launcher):
         allotment = allot(plan.executables, Machine.here())
         if allotment.mistakes:  # the machine has changed since it was planned
             raise LaunchError(f"program {plan.program!r}: {'; '.join(allotment.mistakes)}")
-        link = start_agent_here("localhost")
+        link = start_agent_here()
         # Imported while the agent starts, with what is needed once nodes start: by then all cores are busy.
         from courier import Client, Server  # noqa: F401
         from courier.lowlevel import join_address, loopback

@@ -56,7 +56,6 @@ from launchers.host.stacks import (
 )
 from launchers.host.sweep import (
     LIBC,
-    MARK,
     adopt_orphans,
     end_children,
     fork_under_reaper,
@@ -78,6 +77,7 @@ from launchpad_lite.life.events import (
 )
 from launchpad_lite.life.result import advice_on
 from launchpad_lite.parts.log_file import LogFile
+from launchpad_lite.parts.marks import MARK
 from launchpad_lite.parts.private_files import make_folder
 from launchpad_lite.worker.address import Address
 

@@ -15,10 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from launchpad_lite.parts.marks import marked
+from launchpad_lite.parts.marks import MARK, marked
 
-#: Variable of the agent and of all processes that it starts, which tells that they are ours.
-MARK = "LAUNCHPAD_LITE_PROGRAM"
 #: Seconds for which this looks for processes that start while others are ended.
 _GIVE_UP_S = 2.0
 #: Seconds between SIGTERM and SIGKILL. A tracker of shared memory ignores SIGTERM, and frees the

@@ -19,9 +19,9 @@ from typing import Any
 
 from launchers.host import boot
 from launchers.host.link import SIGNS_PER_SILENCE, LinkFrame, LinkReader, Reach, write_all
-from launchers.host.sweep import MARK
 from launchers.supervision.agent_link import AgentLink
 from launchpad_lite.errors import LaunchError
+from launchpad_lite.parts.marks import MARK
 
 #: Reads a line with a length, then a program of that length. It buffers nothing, because that program reads
 #: on from the same input. It is one line without single quotes, so that shells pass it unchanged and people

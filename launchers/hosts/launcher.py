@@ -14,7 +14,6 @@ from launchers.hosts.host_list import HostsChoice, HostSpec, parse_hosts
 from launchers.hosts.host_options import HostOptions, Tunnel, read_requirements
 from launchers.hosts.placement import Placement, PlacementChoice, Room, Strategy, place
 from launchers.hosts.shipping import pack_up
-from launchers.supervision.agent_link import check_standard_library
 from launchpad_lite.launching import (
     Executable,
     Finding,
@@ -23,6 +22,7 @@ from launchpad_lite.launching import (
     LaunchPlan,
     RunningProgram,
 )
+from launchpad_lite.process.agent_process import check_standard_library
 
 
 class HostsLauncher(Launcher):

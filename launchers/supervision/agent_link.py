@@ -1,36 +1,12 @@
-"""How the launcher reaches an agent, and how it starts the agent of this machine.
-
-It imports little, so that the agent starts before the launcher loads its supervisor.
-"""
+"""How the launcher reaches an agent, and that of this machine."""
 
 import math
-import os
-import subprocess
-import sys
-import uuid
 from collections.abc import Callable
 from typing import NamedTuple
 
-from courier.lowlevel import loaded_module, require_running_clock
 from launchers.host.link import MARKER, LinkReader, Reach
-from launchers.host.sweep import FORCE_SIGNAL, MARK, end_marked
-from launchpad_lite.errors import LaunchError
-from launchpad_lite.life.result import advice_on
-
-# With -c, the working directory stands in sys.path: until it is removed, only built-in modules may be
-# imported, because a json.py of the user would shadow the library's. The import of the agent takes time, so
-# the process ends before it if the launcher has gone. Imported modules stay, so garbage collection is off.
-_BOOT = """\
-import gc, sys
-gc.disable()
-sys.path[:] = eval(sys.argv.pop())
-launcher = int(sys.argv.pop())
-import os
-if os.getppid() != launcher:
-    sys.exit()
-from launchers.host.agent import main
-main(launcher)
-"""
+from launchers.host.sweep import FORCE_SIGNAL, end_marked
+from launchpad_lite.process.agent_process import take_agent
 
 
 class AgentLink(NamedTuple):
@@ -54,35 +30,9 @@ class AgentLink(NamedTuple):
     failure_code: int = 0
 
 
-def check_standard_library() -> None:
-    """Raises an error if the script has changed Python so that this process could not hear agents."""
-    require_running_clock()
-    if getattr(loaded_module("gevent.monkey"), "saved", None):
-        raise LaunchError(
-            "gevent has patched the standard library: agents could not be heard. Launch from a script "
-            "that is not patched, or with threads: launcher='local_mt'"
-        )
-
-
-def start_agent_here(name: str) -> AgentLink:
+def start_agent_here() -> AgentLink:
     """Starts the agent of this machine; it gets ready while the caller continues."""
-    check_standard_library()
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    path = repr([str(folder) for folder in sys.path])
-    command = [sys.executable, *flags, "-c", _BOOT, str(os.getpid()), path]
-    mark = uuid.uuid4().hex
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, MARK: mark},
-            # Ctrl-C in the terminal must reach only the launcher, which stops the program in order.
-            start_new_session=True,
-            bufsize=0,
-        )
-    except OSError as error:
-        raise LaunchError(f"cannot start the agent of {name}: {error}{advice_on(error)}") from error
+    process, mark = take_agent()
     assert process.stdout is not None
     frames = LinkReader(process.stdout.fileno(), MARKER)
     return AgentLink(

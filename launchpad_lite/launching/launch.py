@@ -36,6 +36,7 @@ from launchpad_lite.planning.plan import (
     RestartChoice,
 )
 from launchpad_lite.process import flags
+from launchpad_lite.process.agent_process import occupy_standard_descriptors
 from launchpad_lite.process.exit import report_at_exit
 from launchpad_lite.process.interrupts import is_interactive
 from launchpad_lite.process.script import carry_by_value, importer
@@ -139,7 +140,7 @@ def launch(
         result = running.wait()
     """
     _refuse_to_launch_again()
-    _occupy_standard_descriptors()
+    occupy_standard_descriptors()
     carry_by_value()
     if isinstance(launcher, Mapping):  # Listing 1 of the paper: launch(program, resources)
         if resources is not None:
@@ -183,16 +184,6 @@ def launch(
         SIGNALS.unlist(running)
         raise
     return running
-
-
-def _occupy_standard_descriptors() -> None:
-    """Opens those of 0, 1 and 2 that are closed, as a service may have them.
-
-    Otherwise files or sockets of ours would get these numbers, and prints would write to them.
-    """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
 
 
 def _refuse_to_launch_again() -> None:

@@ -5,6 +5,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+#: Variable of an agent and of all processes that it starts, which tells that they are ours.
+MARK = "LAUNCHPAD_LITE_PROGRAM"
+
 
 def marked(variable: str, value: str) -> Iterator[int]:
     """Yields the processes with a value of a variable in their environment.

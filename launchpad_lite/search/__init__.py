@@ -31,7 +31,8 @@ from launchpad_lite.search.tasks import (
 # Loaded at the first use: an executor needs no models.
 if TYPE_CHECKING:
     from launchpad_lite.search._model_node import Status
-    from launchpad_lite.search.executor import Executor, ExecutorHandle
+    from launchpad_lite.search._parts import ExecutorHandle
+    from launchpad_lite.search.executor import Executor
     from launchpad_lite.search.looking import load, rerun
     from launchpad_lite.search.models import Callback, Model, Trial, TrialState
     from launchpad_lite.search.results import Result
@@ -52,7 +53,8 @@ else:
         globals(),
         {
             "._model_node": "Status",
-            ".executor": "Executor ExecutorHandle",
+            "._parts": "ExecutorHandle",
+            ".executor": "Executor",
             ".looking": "load rerun",
             ".models": "Callback Model Trial TrialState",
             ".results": "Result",

@@ -4,8 +4,8 @@ import asyncio
 import collections
 import contextlib
 import itertools
+import os
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ class Broker:
     ) -> None:
         """Makes one, with the tasks that its earlier life has kept; `peers` are other brokers."""
         name = lp.current_node().name
-        self._me = Life(name, uuid.uuid4().hex)
+        self._me = Life(name, os.urandom(16).hex())
         self._address = me.address
         self._name_server = name_server
         self._timing = options.timing

@@ -3,12 +3,12 @@
 import collections
 import hashlib
 import logging
+import os
 import pickle
 import shutil
 import threading
 import time
 import traceback
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -277,7 +277,7 @@ class ModelNode:
             if isinstance(task, Candidate):
                 task.number, trial.parent, trial.steps = number, task.parent, task.steps
             self._trials.append(trial)
-            key = uuid.uuid4().hex
+            key = os.urandom(16).hex()
             self._tasks[key] = task, trial
             self._outbox.add([self._submission(key)])
 

@@ -6,9 +6,9 @@ counts.
 
 import contextlib
 import itertools
+import os
 import threading
 import time
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -51,7 +51,7 @@ class Outbox:
         self._presence = presence
         self._timing = presence.timing
         self._model = presence.member.who.name
-        self._session = uuid.uuid4().hex
+        self._session = os.urandom(16).hex()
         self._lock = threading.RLock()
         #: Held while a broker is asked for its tasks: it would forget those that another thread
         #: sends meanwhile.
@@ -273,7 +273,7 @@ class Outbox:
             self._slack_s = longer(self._slack_s)
         with self._lock:
             self._life = ""
-            self._session = uuid.uuid4().hex  # its last answers may not have arrived
+            self._session = os.urandom(16).hex()  # its last answers may not have arrived
             self._running = dict.fromkeys(self._running, False)  # it reports all of them again
             if self._lost_at is None:
                 self._lost_at = now
@@ -299,7 +299,7 @@ class Outbox:
         for name in [each for each in self._left if each in known and each != self.broker]:
             client = courier.with_timeout(self._presence.client(name), self._timing.beat_s)
             with contextlib.suppress(*LOST):
-                session = uuid.uuid4().hex  # the answer to an earlier call may be lost
+                session = os.urandom(16).hex()  # the answer to an earlier call may be lost
                 kept: Collected = client.collect(self._model, session, (), {}, 0.0)
                 found += [each for each in kept.outcomes if self._take(each)]
                 client.resume(self._model, ())

@@ -12,6 +12,7 @@ from launchpad_lite.search.name_server import NameServer
 
 if TYPE_CHECKING:
     from launchpad_lite.search._broker import Broker
+    from launchpad_lite.search.executor import Executor  # noqa: F401 - named in a string below
 
 #: Nodes that are lost come back.
 RESTART = lp.RestartPolicy("on_failure", max_restarts=1000, max_backoff_s=1.0)
@@ -86,3 +87,17 @@ def add_parts(
         for _ in range(workers):
             program.add_node(lp.PyNode(work, name_server, handles, options.timing))
     return SearchHandles(name_server, handles)
+
+
+class ExecutorHandle(lp.Deferred["Executor"]):
+    """A handle of workers: becomes an `Executor` in one other node of the program.
+
+    Example:
+        executor = search.Executor.add_to(program, workers=4)
+        program.add_node(lp.PyClassNode(Study, executor), label="study")
+    """
+
+    def __init__(self, parts: SearchHandles, timing: Timing) -> None:
+        from launchpad_lite.search import executor
+
+        super().__init__(executor.Executor.of, parts.name_server, dict(parts.brokers), timing)

@@ -12,7 +12,7 @@ import copy
 import heapq
 import itertools
 import math
-import uuid
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -362,7 +362,7 @@ class Queue:
         for each in sorted(known.held.difference(held)):
             self._return(self._tasks[each])
         return [
-            self._lend(task, worker, uuid.uuid4().hex, now) for task in self._next(known, count)
+            self._lend(task, worker, os.urandom(16).hex(), now) for task in self._next(known, count)
         ]
 
     def has_work(self, kinds: Collection[str]) -> bool:

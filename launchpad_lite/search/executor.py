@@ -8,16 +8,15 @@ import pickle
 import queue
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import launchpad_lite as lp
+from launchpad_lite.process.agent_process import agent_ahead
 from launchpad_lite.search._messages import PYTHON, Limits, TaskOutcome, TaskState, TaskSubmission
 from launchpad_lite.search._outbox import COLLECT_S, RETRY_S, Outbox
-from launchpad_lite.search._parts import RELEASE_S, RESTART, BrokerOptions, SearchHandles, add_parts
 from launchpad_lite.search._presence import presence_in_program
 from launchpad_lite.search._timing import DEFAULT, Timing
 from launchpad_lite.search.errors import InitializerError
@@ -25,6 +24,7 @@ from launchpad_lite.search.tasks import Call, failure_of, options_of, pickled
 
 if TYPE_CHECKING:
     from launchpad_lite.launching import Launcher
+    from launchpad_lite.search._parts import ExecutorHandle
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -126,21 +126,25 @@ class Executor(concurrent.futures.Executor):
             StoreInUseError: Another search uses the folder.
             StoreError: The store of a broker there is damaged.
         """
-        program = lp.Program("executor")
         kept = None if folder is None else os.fspath(folder)
-        options = BrokerOptions(timing, kept, max_losses=max_losses)
         first = b""
         if initializer is not None:
             first = pickled(functools.partial(initializer, *initargs), initializer)
         workers = len(os.sched_getaffinity(0)) if workers is None else workers
-        parts = add_parts(
-            program, workers=workers, brokers=brokers, label="executor", options=options
-        )
-        if folder is not None:
-            from launchpad_lite.search._sqlite import check_files
+        with agent_ahead(launcher):
+            # While the agent starts, as most of what makes a program.
+            from launchpad_lite.search._parts import RELEASE_S, RESTART, BrokerOptions, add_parts
 
-            check_files(Path(folder), RELEASE_S)
-        running = lp.launch(program, launcher, **{"restart": RESTART, **launch_options})
+            program = lp.Program("executor")
+            options = BrokerOptions(timing, kept, max_losses=max_losses)
+            parts = add_parts(
+                program, workers=workers, brokers=brokers, label="executor", options=options
+            )
+            if folder is not None:
+                from launchpad_lite.search._sqlite import check_files
+
+                check_files(Path(folder), RELEASE_S)
+            running = lp.launch(program, launcher, **{"restart": RESTART, **launch_options})
         try:
             self._begin(
                 parts.name_server.dereference(),
@@ -164,7 +168,7 @@ class Executor(concurrent.futures.Executor):
     @classmethod
     def add_to(
         cls,
-        program: lp.Program,
+        program: "lp.Program",
         *,
         workers: int,
         brokers: int = 1,
@@ -181,6 +185,8 @@ class Executor(concurrent.futures.Executor):
         Raises:
             ValueError: A number is too small, or the program has such a group.
         """
+        from launchpad_lite.search._parts import BrokerOptions, ExecutorHandle, add_parts
+
         kept = None if folder is None else os.fspath(folder)
         options = BrokerOptions(timing, kept, max_losses=max_losses)
         parts = add_parts(program, workers=workers, brokers=brokers, label=label, options=options)
@@ -194,7 +200,7 @@ class Executor(concurrent.futures.Executor):
         end: Callable[[], object] | None = None,
         initializer: bytes = b"",
     ) -> None:
-        me = f"executor-{uuid.uuid4().hex}"
+        me = f"executor-{os.urandom(16).hex()}"
         self._presence = presence_in_program("model", me, name_server, brokers, timing)
         self._end = end
         self._initializer = initializer
@@ -234,7 +240,7 @@ class Executor(concurrent.futures.Executor):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> ExecutorFuture[Any]:
-        key = uuid.uuid4().hex
+        key = os.urandom(16).hex()
         sent = Sent(function, pickled((args, kwargs), text), self._initializer, text)
         future: ExecutorFuture[Any] = ExecutorFuture()
         future.end = functools.partial(self._outbox.stop, [key], kill=True)
@@ -434,18 +440,6 @@ class Executor(concurrent.futures.Executor):
             self._presence.end_search(lambda _: True)  # workers from outside hear of it, too
             self._end()
         self._threads[1].join()  # brokers that end answer its last call
-
-
-class ExecutorHandle(lp.Deferred[Executor]):
-    """A handle of workers: becomes an `Executor` in one other node of the program.
-
-    Example:
-        executor = search.Executor.add_to(program, workers=4)
-        program.add_node(lp.PyClassNode(Study, executor), label="study")
-    """
-
-    def __init__(self, parts: SearchHandles, timing: Timing) -> None:
-        super().__init__(Executor.of, parts.name_server, dict(parts.brokers), timing)
 
 
 def _each(function: Callable[..., R], *calls: Sequence[Any]) -> list[R]:

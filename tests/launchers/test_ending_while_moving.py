@@ -43,7 +43,7 @@ def test_a_stop_is_not_held_up_by_an_agent_that_does_not_answer() -> None:
     plan = lp.plan(program, "test_mp")
     options, table = LaunchOptions(5.0, None), AddressTable({}, Secret.generate())
     supervised = SupervisedProgram(plan, options, table, None)
-    links = [start_agent_here(name) for name in ("lost", "mute")]
+    links = [start_agent_here() for _ in range(2)]
     lost, mute = (AgentHost(n, link, None) for n, link in zip(("lost", "mute"), links, strict=True))
     agents = []
     try:

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 import launchpad_lite as lp
-from launchers.host.sweep import MARK
+from launchpad_lite.parts.marks import MARK
 from launchpad_lite.testing import poll_until
 from tests.launchers.running import states
 from tests.launchers.scripts import Script, kill, without_logs_line

@@ -314,7 +314,7 @@ def test_what_happens_to_a_node_is_said_before_output_that_waits_and_its_end_aft
     program.add_node(lp.PyNode(_fail), label="fail")
     table = AddressTable({}, Secret.generate())
     work = payloads(lp.plan(program, "test_mp"), table, LaunchOptions())
-    link = start_agent_here("here")
+    link = start_agent_here()
     stdin, stdout = link.process.stdin, link.process.stdout
     assert stdin is not None
     assert stdout is not None

@@ -138,7 +138,7 @@ def test_two_nodes_that_ask_for_the_same_port_are_named() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits another process")
 def test_an_agent_says_why_it_cannot_do_what_it_is_asked_and_lives() -> None:
-    link = start_agent_here("h1")
+    link = start_agent_here()
     assert isinstance(link.process, subprocess.Popen)
     host = AgentHost("h1", link, None)
     question = LinkFrame("survey", {"word": "00" * WORD_BYTES, "listen_host": loopback()})

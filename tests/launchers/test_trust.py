@@ -244,7 +244,7 @@ def test_a_clock_that_is_behind_by_more_than_a_certificate_bears_is_refused(
 
 
 def test_an_agent_tells_what_time_it_is() -> None:
-    host = AgentHost("h1", start_agent_here("h1"), None)
+    host = AgentHost("h1", start_agent_here(), None)
     try:
         told = host.ask_agent(
             LinkFrame("survey", {"word": "00" * WORD_BYTES, "listen_host": "127.0.0.1"})

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 import launchpad_lite as lp
+from launchers.host.sweep import children_of
 from launchpad_lite import search
+from launchpad_lite.process.agent_process import agent_ahead
 from tests.courier.waiting import wait_until
 from tests.launchpad_lite.search.tasks_for_tests import QUICK, climb, fail, square
 
@@ -273,6 +275,25 @@ def test_a_task_whose_worker_is_asked_to_end_runs_elsewhere_and_has_lost_no_work
             if "worker" in node.name:
                 os.kill(node.pid, signal.SIGTERM)
         assert future.result(20) == "done"
+
+
+def test_the_agent_that_was_started_ahead_of_a_launch_runs_its_nodes():
+    program = lp.Program("ahead")
+    program.add_node(lp.PyNode(int), label="node")
+    before = {*children_of(os.getpid())}
+    with agent_ahead("test_mp"):
+        (ahead,) = {*children_of(os.getpid())} - before
+        running = lp.launch(program, "test_mp")
+        assert {*children_of(os.getpid())} - before == {ahead}
+    assert running.wait().outcome is lp.Outcome.COMPLETED
+    assert not {*children_of(os.getpid())} - before
+
+
+def test_an_executor_that_cannot_be_made_leaves_no_process():
+    before = {*children_of(os.getpid())}
+    with pytest.raises(ValueError, match="at least 1 broker"):
+        search.Executor(workers=1, brokers=0, launcher="test_mp")
+    assert not {*children_of(os.getpid())} - before
 
 
 @pytest.mark.slow
