@@ -1,8 +1,7 @@
 """How workers and models find brokers: through the name server, or without it while it is lost."""
 
 import contextlib
-import random
-import uuid
+import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -76,19 +75,28 @@ class Presence:
 
     def choose(self, avoid: Collection[str] = ()) -> str:
         """Returns a broker to use, of `avoid` if there is no other; empty: none is known."""
-        only = {*self._clients, *self.view.brokers}
-        if len(only) == 1 and not self.view.is_closed:
-            return only.pop()  # it may not have started yet
+        known = self._known()
+        if len(known) == 1 and not self.view.is_closed:
+            return known.pop()  # it may not have started yet
         try:
             place = self._name_server.place(self.member.role, self.member.who, avoid)
         except LOST:
-            known = sorted(self.view.brokers or self._clients)
-            fit = [each for each in known if each not in avoid] or known
+            import random  # few ever need it
+
+            others = sorted(self.view.brokers or self._clients)
+            fit = [each for each in others if each not in avoid] or others
             place = random.choice(fit) if fit else ""  # noqa: S311 - no secret
         name: str = place
         if name and name not in self.view.brokers and name not in self._clients:
             self.beat()  # to learn its address
         return name if name in self.view.brokers or name in self._clients else ""
+
+    def has_choice(self) -> bool:
+        """Returns whether the name server must say which broker to use."""
+        return len(self._known()) != 1
+
+    def _known(self) -> set[str]:
+        return {*self._clients, *self.view.brokers}
 
     def is_crowded(self, broker: str) -> bool:
         """Returns whether another broker has clearly fewer workers."""
@@ -96,7 +104,7 @@ class Presence:
         return broker in workers and workers[broker] > min(workers.values()) + 1
 
     def has_ended(self, ended: Collection[str]) -> bool:
-        return not {*self._clients, *self.view.brokers}.difference(ended)
+        return not self._known().difference(ended)
 
     def client(self, name: str) -> Any:
         """Returns a client of a broker that `choose` has returned."""
@@ -114,5 +122,5 @@ class Presence:
 def presence_in_program(
     role: str, name: str, name_server: Any, brokers: Mapping[str, Any], timing: Timing
 ) -> Presence:
-    member = member_here(role, Life(name, uuid.uuid4().hex))
+    member = member_here(role, Life(name, os.urandom(16).hex()))
     return Presence(member, name_server, brokers, courier.Client, timing)

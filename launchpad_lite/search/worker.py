@@ -112,7 +112,8 @@ class Worker:
         """Works until it is to end, or the search is over; raises if no broker answers any more."""
         self._thread = threading.get_ident()
         self._has_process = threading.current_thread() is threading.main_thread()
-        self._presence.beat()
+        if self._presence.has_choice():  # else this comes with the first heartbeat, while it works
+            self._presence.beat()
         self._beating.start()
         forced: SystemExit | None = None
         try:
