@@ -76,6 +76,7 @@ from launchpad_lite.life.events import (
     to_fields,
 )
 from launchpad_lite.life.result import advice_on
+from launchpad_lite.nodes.courier import CourierNode  # noqa: F401 - for workers
 from launchpad_lite.parts.log_file import LogFile
 from launchpad_lite.parts.marks import MARK
 from launchpad_lite.parts.private_files import make_folder
@@ -791,12 +792,11 @@ class Agent:
 
 
 def _load_search() -> None:
-    """Imports, while the launcher prepares the nodes, what workers of a search need."""
+    """Imports, while the launcher prepares the nodes, what those of a search need."""
     with contextlib.suppress(Exception):  # a worker that cannot import it says so
-        import asyncio  # noqa: F401 - once for all workers
+        from launchpad_lite.search.worker import load_parts
 
-        import launchpad_lite.search.name_server
-        import launchpad_lite.search.worker  # noqa: F401
+        load_parts()
 
 
 def _read(fd: int) -> bytes | None:
@@ -881,8 +881,16 @@ def allow_many_files() -> None:
     )
 
 
-def main(launcher: int | None, silence_s: float = math.inf, *, in_pod: bool = False) -> None:
+def main(
+    launcher: int | None,
+    silence_s: float = math.inf,
+    *,
+    in_pod: bool = False,
+    for_search: bool = False,
+) -> None:
     """Runs the agent's process, whose link is at standard input and output."""
+    if for_search:
+        _load_search()
     shared_fds = open_descriptors()
     fork_under_reaper(os.environ[MARK])
     name_process("launchpad-agent", "launchpad agent")

@@ -25,12 +25,13 @@ _BOOT = """\
 import gc, sys
 gc.disable()
 sys.path[:] = eval(sys.argv.pop())
-launcher = int(sys.argv.pop())
+launcher, for_search = map(int, sys.argv[1:])
+del sys.argv[1:]
 import os
 if os.getppid() != launcher:
     sys.exit()
 from launchers.host.agent import main
-main(launcher)
+main(launcher, for_search=for_search)
 """
 
 
@@ -70,11 +71,11 @@ def occupy_standard_descriptors() -> None:
     os.close(descriptor)
 
 
-def _start() -> AgentProcess:
+def _start(*, for_search: bool = False) -> AgentProcess:
     check_standard_library()
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     path = repr([str(folder) for folder in sys.path])
-    command = [sys.executable, *flags, "-c", _BOOT, str(os.getpid()), path]
+    command = [sys.executable, *flags, "-c", _BOOT, str(os.getpid()), str(int(for_search)), path]
     mark = os.urandom(16).hex()
     try:
         process = subprocess.Popen(
@@ -102,12 +103,15 @@ def take_agent() -> AgentProcess:
 
 @contextlib.contextmanager
 def agent_ahead(launcher: object) -> Iterator[None]:
-    """Starts the agent for a launch in a block, if its launcher needs one; ends it if none takes it."""
+    """Starts the agent for the launch of a search in a block, if its launcher needs one.
+
+    If the launch does not take it, it ends with the block.
+    """
     if launcher not in _LAUNCHERS or _early.agent is not None:
         yield
         return
     occupy_standard_descriptors()
-    _early.agent = _start()
+    _early.agent = _start(for_search=True)
     try:
         yield
     finally:

@@ -460,3 +460,8 @@ class Worker:
         with contextlib.suppress(*LOST, courier.CallCancelledError, KeyError):
             self._client(broker, transfer_s(outcomes)).leave(self._me, outcomes)
             self._forget(broker, outcomes)
+
+
+def load_parts() -> None:
+    """Imports what the nodes of a search need. Their agent calls it before it forks them."""
+    from launchpad_lite.search import _broker, executor, name_server  # noqa: F401
