@@ -46,7 +46,7 @@ class ProcessLauncher(Launcher):
             raise LaunchError(f"program {plan.program!r}: {'; '.join(allotment.mistakes)}")
         link = start_agent_here()
         # Imported while the agent starts, with what is needed once nodes start: by then all cores are busy.
-        from courier import Client  # noqa: F401
+        from courier import Client, Server  # noqa: F401
         from courier.lowlevel import join_address, loopback
         from launchers.supervision.breakpoints import has_terminal
         from launchers.supervision.console import Console

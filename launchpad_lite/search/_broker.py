@@ -339,6 +339,8 @@ class Broker:
     async def _show(self) -> None:
         """Sends heartbeats to the name server, whose answers list the others."""
         server = courier.with_timeout(self._name_server, self._timing.beat_s)
+        if not self._helping:  # all that start with this one know it
+            await asyncio.sleep(RETRY_S)
         while True:
             try:
                 load = self._queue.load(time.monotonic())

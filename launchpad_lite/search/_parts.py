@@ -72,17 +72,18 @@ def add_parts(
     if taken := [group for group in groups.values() if group in program.groups]:
         raise ValueError(f"the program has a group {taken[0]!r}; give another label=")
     names = lp.CourierNode(NameServer)
-    names.configure(names.create_handle(), options.timing, options.folder)
-    name_server = program.add_node(names, label=groups["name_server"])
+    name_server = names.create_handle()
+    names.configure(name_server, options.timing, options.folder)
     nodes = [lp.CourierNode(make_broker) for _ in range(brokers)]
     handles = {
         f"{groups['broker']}[{index}]": node.create_handle() for index, node in enumerate(nodes)
     }
-    with program.group(groups["broker"]):
+    with program.group(groups["broker"]):  # these start first, because others wait for them
         for name, node in zip(handles, nodes, strict=True):
             peers = {other: handle for other, handle in handles.items() if other != name}
             node.configure(handles[name], name_server, peers, options)
             program.add_node(node)
+    program.add_node(names, label=groups["name_server"])
     with program.group(groups["worker"]):
         for _ in range(workers):
             program.add_node(lp.PyNode(work, name_server, handles, options.timing))

@@ -112,7 +112,7 @@ class Worker:
         """Works until it is to end, or the search is over; raises if no broker answers any more."""
         self._thread = threading.get_ident()
         self._has_process = threading.current_thread() is threading.main_thread()
-        if self._presence.has_choice():  # else this comes with the first heartbeat, while it works
+        if self._presence.has_choice():  # else this comes with the first heartbeat
             self._presence.beat()
         self._beating.start()
         forced: SystemExit | None = None
@@ -351,6 +351,7 @@ class Worker:
 
     def _beat(self) -> None:
         next_at, pause_s = 0.0, 0.0
+        self._has_ended.wait(_REPORT_S)  # first tasks do not wait for the first heartbeat
         while not self._has_ended.is_set():
             try:
                 pause_s = min(self._timing.beat_s, self._look())
