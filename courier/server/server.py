@@ -15,12 +15,12 @@ from courier.client.client import Client
 from courier.client.local import InProcess, LocalCall, announce, withdraw
 from courier.errors import AddressInUseError, ServerStateError, UnprotectedServerError
 from courier.server._grpc_door import GrpcDoor
-from courier.server.cache import Cache, CacheDispatcher
 from courier.server.host import BACKLOG, ConnectionServer
 from courier.threads.abandoned import clear_up
 from courier.threads.forks import survive
 from courier.threads.handler_pool import HandlerPool
 from courier.threads.locks import Event, Lock
+from courier.values.modules import loaded_module
 from courier.wire.address import bound, is_loopback, join_address, loopback
 from courier.wire.place import host_name
 from courier.wire.secret import Secret
@@ -146,11 +146,13 @@ class Server:
         self._timing = timing
         self.secret = secret
         self.in_process = InProcess(in_process)
-        self.dispatcher = (
-            CacheDispatcher(obj) if isinstance(obj, Cache) else Dispatcher(serial=serial)
+        caches = loaded_module("courier.server.cache")  # few processes need it
+        is_cache = caches is not None and isinstance(obj, caches.Cache)
+        self.dispatcher: Dispatcher = (
+            caches.CacheDispatcher(obj) if is_cache else Dispatcher(serial=serial)
         )
         self.dispatcher.tasks.limit = thread_pool_size + queue_size
-        if obj is not None and not isinstance(obj, str | Cache):
+        if not (obj is None or isinstance(obj, str) or is_cache):
             for name, method in _exposed_methods(obj, hidden).items():
                 self.dispatcher.bind(name, method)
         self.handlers = HandlerPool("courier-handler", thread_pool_size, queue_size)
