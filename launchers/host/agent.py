@@ -888,11 +888,15 @@ def main(
     in_pod: bool = False,
     for_search: bool = False,
 ) -> None:
-    """Runs the agent's process, whose link is at standard input and output."""
+    """Runs the agent's process, whose link is at standard input and output.
+
+    On the launcher's machine, its process has a reaper already.
+    """
     if for_search:
         _load_search()
     shared_fds = open_descriptors()
-    fork_under_reaper(os.environ[MARK])
+    if launcher is None:
+        fork_under_reaper(os.environ[MARK])
     name_process("launchpad-agent", "launchpad agent")
     input_fd, output_fd = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)

@@ -21,6 +21,7 @@ _LAUNCHERS = ("local_mp", "test_mp")
 # With -c, the working directory stands in sys.path: until it is removed, only built-in modules may be
 # imported, because a json.py of the user would shadow the library's. The import of the agent takes time, so
 # the process ends before it if the launcher has gone. Imported modules stay, so garbage collection is off.
+# The reaper is forked while there is little memory to share, which both would copy.
 _BOOT = """\
 import gc, sys
 gc.disable()
@@ -30,6 +31,8 @@ del sys.argv[1:]
 import os
 if os.getppid() != launcher:
     sys.exit()
+from launchers.host.sweep import MARK, fork_under_reaper
+fork_under_reaper(os.environ[MARK])
 from launchers.host.agent import main
 main(launcher, for_search=for_search)
 """
@@ -117,5 +120,7 @@ def agent_ahead(launcher: object) -> Iterator[None]:
     finally:
         if (unused := _early.agent) is not None:
             _early.agent = None
-            with unused.process as process:  # closes its input, without which its agent ends, too
-                process.kill()
+            with unused.process as process:
+                assert process.stdin is not None
+                process.stdin.close()  # its agent ends when its input does
+                process.terminate()  # or before, while it imports
