@@ -54,6 +54,7 @@ class ProcessLauncher(Launcher):
         from launchers.supervision.remote import AgentHost
         from launchers.supervision.run_folder import make_run_folder
         from launchers.supervision.supervised_program import SupervisedProgram
+        from launchpad_lite.insight import history  # noqa: F401
 
         console = Console() if self.shows_output and not options.quiet else None
         host = AgentHost("localhost", link, console)
