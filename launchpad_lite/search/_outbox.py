@@ -83,7 +83,8 @@ class Outbox:
         self._slack_s = 0.0
         #: Brokers that may still have tasks of this model.
         self._left: set[str] = set()
-        self._beat_at = 0.0
+        #: When it sends its next heartbeat.
+        self.beat_at = 0.0
         self.load = Load()
         self.unknown_kinds: Sequence[str] = ()
 
@@ -283,11 +284,11 @@ class Outbox:
 
     def _beat(self) -> None:
         now = time.monotonic()
-        if now >= self._beat_at:
+        if now >= self.beat_at:
             answers = self._presence.beat(self.broker)
             # Asks a lost one rarely: it takes time, and nothing waits for the answer.
             pause_s = self._timing.beat_s * (1 if answers else _PAUSES)
-            self._beat_at = time.monotonic() + pause_s
+            self.beat_at = time.monotonic() + pause_s
             if self._is_heir and self._presence.view.brokers:
                 self._is_heir = False
                 self._left.update(self._presence.view.brokers)

@@ -205,6 +205,8 @@ class Executor(concurrent.futures.Executor):
         self._end = end
         self._initializer = initializer
         self._outbox = Outbox(self._presence)
+        if not self._presence.has_choice():  # its first outcomes do not wait for it
+            self._outbox.beat_at = time.monotonic() + COLLECT_S
         self._lock = threading.Lock()
         #: The thread that takes one out of it notifies its waiters.
         self._futures: dict[str, tuple[str, ExecutorFuture[Any]]] = {}
