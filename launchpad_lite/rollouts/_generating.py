@@ -98,7 +98,7 @@ class _MemberNode:
                 if self._buffer.beat(self._who, doing, self._threads * self._is_made):
                     self._start_again()
             self._ends.wait(_BEAT_S)
-        with contextlib.suppress(*_PASSES):  # others go on with what it has
+        with contextlib.suppress(courier.CourierError):  # others go on with what it has
             self._buffer.beat(self._who._replace(life=self._who.life + 1), {}, 0)
 
     def make(self, one: MadeFrom) -> Any:
@@ -225,6 +225,10 @@ class GeneratorNode(_MemberNode):
                     self._work_at(*found)
         except courier.CallCancelledError:
             pass  # the program stops
+        except courier.CourierError:
+            if not self._ends.is_set():
+                raise
+            # else: as a thread it may go on for a while, and another program have the port
 
     def _work_at(self, order: RolloutOrder, prompt: Any) -> None:
         with self._lock:
