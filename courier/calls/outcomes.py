@@ -36,6 +36,7 @@ class Kind(enum.IntEnum):
     TIMED_CALL = 2
     CANCEL = 3  # the caller has cancelled this call
     MORE = 4  # the pickle: the weight of the items that were taken, see `frames.item_weight`
+    ASK = 5  # where is this call, whose time is over?
     VALUE = 16
     FAILURE = 17
     UNKNOWN_METHOD = 18
@@ -46,6 +47,7 @@ class Kind(enum.IntEnum):
     GENERATOR = 23  # items follow under the number of the call
     END = 24
     GOODBYE = 25  # no new calls here: the server ends
+    TOLD = 26  # the answer to ASK, as text
 
 
 class DescribedCall(Protocol):

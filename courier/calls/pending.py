@@ -30,6 +30,8 @@ class PendingCall:
     #: Its record there, from its begin to its end, and when that begins.
     record = 0
     began = 0.0
+    #: Whether its time is over, and its server has a moment to say why.
+    is_late = False
 
     def __init__(self, method: str, timeout_s: float | None, *, is_shared: bool) -> None:
         """Begins to count the time. `is_shared`: no thread waits for it at once."""
@@ -82,7 +84,7 @@ class PendingCall:
         """Waits for the answer; a KeyboardInterrupt cancels the call. Raises CourierError."""
         if self.outcome is None:
             try:
-                if not self.wait_until(self.deadline):
+                while not self.wait_until(self.deadline):
                     self.expire()
             except BaseException:
                 self._break_off()
@@ -114,16 +116,17 @@ class PendingCall:
     def expire(self) -> None:
         self._give_up(self.timeout_error())
 
-    def timeout_error(self, what: str = "no answer") -> CallTimeoutError:
-        return CallTimeoutError(f"{self.where}: {what} within {self._timeout_s:.3g} s")
+    def timeout_error(self, what: str = "no answer", why: str = "") -> CallTimeoutError:
+        text = f"{self.where}: {what} within {self._timeout_s:.3g} s"
+        return CallTimeoutError(text + (why and f"; {why}"))
 
     def settle(self, outcome: Outcome | Exception) -> bool:
         """Ends the call, unless it has ended; returns whether it did."""
         ends_with = outcome
         if self.deadline is not None and not isinstance(outcome, Exception):
-            if time.monotonic() >= self.deadline:
+            if self.is_late or time.monotonic() >= self.deadline:
                 # The method saw the deadline, too, and may have answered because of that.
-                ends_with = self.timeout_error()
+                ends_with = self.timeout_error(why="its answer came later")
         if self.outcome is not None or vars(self).setdefault("outcome", ends_with) is not ends_with:
             return False
         how = Value.kind if type(ends_with) is Value else how_ended(ends_with)

@@ -13,7 +13,6 @@ from courier.client._link import Exchange, Link
 from courier.client.options import ClientOptions
 from courier.errors import (
     CallCancelledError,
-    CallTimeoutError,
     CourierError,
     ProtocolError,
     ServerLostError,
@@ -28,6 +27,14 @@ if TYPE_CHECKING:
 #: Times a call to an idempotent method is sent again when its connection broke. The call may be
 #: what killed its server, and must not kill each new one.
 _MAX_REPEATS = 3
+#: Seconds that a server has to say what became of a call whose time is over.
+_TELLS_S = 0.2
+#: Of so many at a time by one connection it is asked; a server that has too much to do is spared.
+_MOST_ASKING = 16
+_SILENT = (
+    f"the server does not say within {_TELLS_S:g} s what became of it: it was stopped, is busy, or "
+    "runs code that holds the GIL"
+)
 
 
 class Sender(Protocol):
@@ -163,6 +170,9 @@ class WireCall(PendingCall, Exchange):
                 self.take_back("the server stops")
             elif kind == BUSY.kind:
                 self.settle(BUSY.error(self.where))
+            elif kind == Kind.TOLD and self.is_late:
+                text = bytes(frame.parcel.pickle).decode(errors="replace")
+                self._give_up(self.timeout_error(why=text))
             else:
                 self.settle(read(kind, frame.parcel))
         except CourierError as error:
@@ -190,9 +200,22 @@ class WireCall(PendingCall, Exchange):
         # In this order: a waiting thread that finds itself ready looks for the link next.
         self.is_ready = True
 
-    def timeout_error(self, what: str = "no answer") -> CallTimeoutError:
-        error = super().timeout_error(what)
-        return error if self.link is not None else CallTimeoutError(f"{error}; {self.what_ran()}")
+    def expire(self) -> None:
+        """Asks the server, which has a moment, what became of the call; then gives it up."""
+        assert self.deadline is not None
+        now = time.monotonic()
+        link = self.link
+        if link is None or link.is_lost:
+            self._give_up(self.timeout_error(why=self.what_ran()))
+        elif not self.is_late and len(link.asking) >= _MOST_ASKING:
+            self._give_up(self.timeout_error())
+        elif not self.is_late:
+            link.asking.add(self.number)
+            self.deadline = now + _TELLS_S
+            self.is_late = True
+            link.post(Kind.ASK, self.number, NO_PARCEL)
+        elif now >= self.deadline:  # not where two threads come at once
+            self._give_up(self.timeout_error(why=_SILENT))
 
     def end(self, error: CourierError) -> None:
         self.settle(type(error)(f"{self.where}: {error}"))
@@ -220,6 +243,8 @@ class WireCall(PendingCall, Exchange):
         self.is_ready = True
         self._arguments = None
         link = self.link
+        if self.is_late and link is not None:
+            link.asking.discard(self.number)
         if link is None:
             self._lane.forget(self)
         elif not isinstance(self.outcome, Items):

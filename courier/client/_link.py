@@ -127,6 +127,8 @@ class Link:
         self._reader = reader
         self._numbers = itertools.count(1)
         self._open: dict[int, Exchange] = {}
+        #: Numbers of those whose server is asked what became of them.
+        self.asking: set[int] = set()
         #: By number of an open exchange whose first frame is being sent, the sending thread: only
         #: that knows whether it was sent.
         self._beginning: dict[int, int] = {}
@@ -523,13 +525,11 @@ class Link:
         """Ends exchanges whose deadline has passed; returns the next deadline."""
         nearest: float | None = None
         for exchange in self.exchanges():
-            deadline = exchange.deadline
-            if deadline is None:
-                continue
-            if deadline <= now:
+            if exchange.deadline is not None and exchange.deadline <= now:
                 exchange.expire()
-            elif nearest is None or deadline < nearest:
-                nearest = deadline
+            deadline = exchange.deadline  # it may have more time now
+            if deadline is not None and deadline > now:
+                nearest = deadline if nearest is None else min(nearest, deadline)
         return nearest
 
     def _end(self) -> None:

@@ -182,6 +182,10 @@ class LocalCall(PendingCall):
             self._done.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         return self.is_settled
 
+    def expire(self) -> None:
+        why = self._server.dispatcher.whereabouts(self.context)
+        self._give_up(self.timeout_error(why=why))
+
     def hurry(self) -> None:
         if self.deadline is not None and not self._is_timed:
             clock.expire_at(self.deadline, self)  # first: the system may refuse its thread

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from courier.calls.context import CallContext
+from courier.calls.dispatch import Dispatcher
 from courier.calls.outcomes import Answer, Failure, Item, Items, Kind, Later, Refusal, Step, Value
 from courier.calls.records import note_peer
 from courier.errors import CourierError, ProtocolError
@@ -31,6 +32,7 @@ _log = logging.getLogger(__name__)
 class Runner(Protocol):
     """The host, as a caller sees it; see `courier.server.host`."""
 
+    dispatcher: Dispatcher
     handlers: HandlerPool
 
     def run(self, received: "ReceivedCall", *, is_alone: bool = False) -> None: ...
@@ -129,6 +131,10 @@ class ServedConnection:
             stream = self._streams.get(number)
             if stream is not None:
                 stream.grant(int.from_bytes(frame.parcel.pickle[:8], "little"))
+        elif kind == Kind.ASK:
+            asked = self._calls.get(number)  # None: it was answered just now
+            text = "" if asked is None else self._host.dispatcher.whereabouts(asked)
+            self.send_item(number, Kind.TOLD, Parcel(text.encode(errors="replace")))
         else:
             raise ProtocolError(f"a frame of unknown kind {kind}")
 

@@ -158,6 +158,17 @@ def activities(
     return (*found, *known, *later)
 
 
+def places(dispatcher: object) -> dict[CallContext, str]:
+    """Returns where the methods are that answer calls to a server of this process now."""
+    found = {}
+    for _, _, stack in walk_threads(None):
+        for call, does in _activities(stack, (dispatcher,), 0, _Wait("")):
+            if call is not None:
+                wait = f" and waits for {does.server}: {does.method}" if does.server else ""
+                found[call] = f"{wait} ({does.place})"
+    return found
+
+
 def _activities(
     stack: Stack, dispatchers: Collection[object] | None, ident: int, wait: _Wait
 ) -> Iterator[tuple[CallContext | None, ThreadActivity]]:

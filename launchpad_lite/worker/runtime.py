@@ -399,6 +399,7 @@ class NodeRuntime:
             **options,
         )
         self._servers.append(server)
+        server.dispatcher.places = _places
         self.end_with_node(lambda: server.has_started and server.stop(0.0))
         return server
 
@@ -456,6 +457,12 @@ class NodeRuntime:
             _current.reset(token)
             lowlevel.call_records.SCOPE.reset(scope)
             lowlevel.call_records.forget(self._calls)
+
+
+def _places(dispatcher: object) -> Mapping[courier.CallContext, str]:
+    from launchpad_lite.process.activity import places
+
+    return places(dispatcher)
 
 
 _current: contextvars.ContextVar[NodeRuntime | None] = contextvars.ContextVar(

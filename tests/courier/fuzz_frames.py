@@ -23,6 +23,7 @@ import atheris
 with atheris.instrument_imports(include=["courier"]):
     import courier
     from courier.calls import outcomes
+    from courier.calls.dispatch import Dispatcher
     from courier.calls.outcomes import End, Items, Kind, Refusal, Value
     from courier.calls.records import numbers_of
     from courier.client._background_reader import BACKGROUND_READER
@@ -142,6 +143,7 @@ class Reception:
     is_healthy = True
 
     def __init__(self) -> None:
+        self.dispatcher = Dispatcher()
         self.handlers = HandlerPool("fuzz", 1, 1)
         self.caller: ServedConnection | None = None
         self.gone = False

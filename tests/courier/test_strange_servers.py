@@ -158,6 +158,31 @@ def test_a_senseless_answer_of_a_proven_server_is_an_error_of_ours(
         assert not isinstance(caught.value, courier.CallTimeoutError)
 
 
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_call_whose_time_is_over_says_what_its_server_tells(
+    meet: Meet, secret: courier.Secret, monkeypatch: pytest.MonkeyPatch, tells: bool
+) -> None:
+    if tells:
+        monkeypatch.setattr("courier.client._calls._TELLS_S", 20.0)
+
+    def behave(visitor: Visitor) -> None:
+        visitor.greet(secret)
+        visitor.send(visitor.write(Kind.VALUE, visitor.read().call, pickle.dumps("fine")))
+        number = visitor.read().call
+        assert visitor.read().kind == Kind.ASK
+        if tells:
+            visitor.send(visitor.write(Kind.TOLD, number, b"it waits"))
+        visitor.is_hung_up_on()
+
+    with meet(behave) as client:
+        client.fine()  # is connected
+        told = "within 0.1 s; it waits" if tells else "does not say within 0.2 s"
+        future = courier.with_timeout(client, 0.1).futures.fine()
+        assert concurrent.futures.wait([future], timeout=20).done
+        with pytest.raises(courier.CallTimeoutError, match=told):
+            future.result()
+
+
 def test_an_answer_counts_though_nonsense_follows_it(meet: Meet, secret: courier.Secret) -> None:
     def behave(visitor: Visitor) -> None:
         visitor.greet(secret)

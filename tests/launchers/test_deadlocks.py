@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import courier
 import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
 from launchpad_lite.testing.programs import ProgramLauncher
@@ -81,6 +82,19 @@ def test_a_test_that_times_out_shows_where_all_nodes_are(deadlock: Any) -> None:
     assert re.search(
         r"second\[0\]:\n\n.*\n.*test_deadlocks.py\", line \d+, in pong\n.*\n.*waits for first", told
     )
+
+
+@pytest.mark.parametrize("deadlock", ["test_mt", "test_mp"], indirect=True)
+def test_a_call_whose_time_is_over_says_for_whom_its_server_waits(deadlock: Any) -> None:
+    client = courier.with_timeout(deadlock.client("first"), 0.1)
+
+    def told() -> str:
+        with pytest.raises(courier.CallTimeoutError) as late:
+            client.ping()
+        return str(late.value)
+
+    waits = r"it waits for a thread of the server; ping has run for \S+ s and waits for second"
+    poll_until(lambda: re.search(waits + r"\[0\]: pong \(test_deadlocks.py:\d+: self", told()))
 
 
 @pytest.mark.parametrize("kind", [Waits, Awaits])
