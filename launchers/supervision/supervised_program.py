@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from courier.lowlevel import surviving
 from launchers.host.usage import UNKNOWN, Usage
 from launchers.supervision.console import warn
 from launchers.supervision.deadlock_watch import DeadlockWatch
@@ -27,6 +28,7 @@ from launchpad_lite.launching import (
     ProgramResult,
 )
 from launchpad_lite.life.events import (
+    Action,
     Constructed,
     Ended,
     Event,
@@ -41,6 +43,7 @@ from launchpad_lite.life.events import (
     ServersLost,
     Start,
     StopAsked,
+    Terminate,
     Tick,
 )
 from launchpad_lite.life.program_life import NodeTerms, ProgramLife
@@ -56,6 +59,10 @@ if TYPE_CHECKING:
 _IDLE_CPU = 0.05  # a node that uses fewer cores than this is idle
 _UP = ("starting", "running", "serving")  # states in which a node can wait for others
 _LONG_DELAY_S = 1.0  # seconds of the shortest wait for a restart that is shown
+_LOOK_BEFORE_FORCE_S = (
+    0.3  # seconds that nodes have to say whom they wait for, before some are ended
+)
+_REST_S = 10.0  # seconds in which that is not asked again
 _MAX_PLACES = 4  # how many nodes that were ended by force are shown with their stacks
 
 _LOGGER = logging.getLogger(__name__)
@@ -131,6 +138,8 @@ class SupervisedProgram(WatchedProgram):
         #: Addresses of ended servers, by the nodes that call them: a node that starts again must know.
         self._ended_for: dict[str, tuple[str, ...]] = {}
         self._host: Host  # set by `supervise`
+        #: Who waited for whom when nodes were last ended by force, and when that was.
+        self._waits, self._looked_at = "", -math.inf
         self._stopping = threading.Event()
         # In their own thread, because handlers may block or raise. It starts with the program, because at
         # the end the interpreter may be ending too, and start no threads.
@@ -218,8 +227,8 @@ class SupervisedProgram(WatchedProgram):
             self._history.note({node: each for node, each in found.items() if "error" not in each})
         return found
 
-    def _look(self) -> dict[str, Looked]:
-        found = self.ask("look")
+    def _look(self, timeout_s: float = LOOK_S) -> dict[str, Looked]:
+        found = self.ask("look", timeout_s=timeout_s)
         return {
             node: from_json(Looked, each) for node, each in found.items() if "error" not in each
         }
@@ -240,11 +249,11 @@ class SupervisedProgram(WatchedProgram):
         }
         return {**silent, **found}
 
-    def why(self) -> str:
+    def why(self, timeout_s: float = LOOK_S) -> str:
         """Returns who waits for whom, and why the program does not go on."""
         from launchpad_lite.life.waits import explain
 
-        return explain(self._serving_nodes())
+        return explain(self._serving_nodes(timeout_s))
 
     def wait_graph(self) -> Mapping[str, Any]:
         """Returns what `why` says, and what it is made of."""
@@ -252,11 +261,11 @@ class SupervisedProgram(WatchedProgram):
 
         return graph(self._serving_nodes())
 
-    def _serving_nodes(self) -> "dict[str, ServingNode]":
+    def _serving_nodes(self, timeout_s: float = LOOK_S) -> "dict[str, ServingNode]":
         from launchpad_lite.life.waits import ServingNode
 
         before = self._states.copy()
-        looks = self._look()
+        looks = self._look(timeout_s)
         usage = self._host.usage()
         nodes = {
             each.name: ServingNode(
@@ -309,12 +318,13 @@ class SupervisedProgram(WatchedProgram):
             warn(_LOGGER, text, self.plan.program, named(nodes, MAX_NAMED), why)
         if result.killed:
             names, where = ", ".join(result.killed), _places(result.killed, self._host.stacks())
+            where = (self._waits and f"\n\n{self._waits}") + where
             warn(_LOGGER, "%s: ended by force: %s%s", self.plan.program, names, where)
         if result.outcome is Outcome.FAILED:
             folder = self._log_dir or make_run_folder(self.plan.program, self._options.log_dir)
             from launchpad_lite.launching.crash import write_crash_report
 
-            write_crash_report(folder, self.plan, result, self._host.stacks())
+            write_crash_report(folder, self.plan, result, self._host.stacks(), self._waits)
             self._crash_dir = folder
 
     def _follow(self) -> ProgramResult:
@@ -340,6 +350,8 @@ class SupervisedProgram(WatchedProgram):
             if isinstance(event, HostLost) and not life.stopping:
                 self._tell_lost(event)  # before its nodes are started elsewhere
             self._note(event, life)
+            if not isinstance(event, KillAsked):
+                self._look_before_force(actions, life)
             for action in actions:
                 if isinstance(action, Finish):
                     self._states = dict.fromkeys(self._states, "ended")
@@ -355,6 +367,16 @@ class SupervisedProgram(WatchedProgram):
                     notices.look(life.waited_for(), now)
             deadlines = [each for each in (life.deadline, notices.due) if each is not None]
             event = self._next(min(deadlines, default=math.inf) - now) or Tick()
+
+    def _look_before_force(self, actions: Sequence[Action], life: ProgramLife) -> None:
+        forced = [each.node for each in actions if isinstance(each, Terminate)]
+        if forced and (now := time.monotonic()) - self._looked_at > _REST_S:
+            self._looked_at = now
+            with surviving("the look at nodes before their end", 0.0):
+                self._waits = self.why(_LOOK_BEFORE_FORCE_S)
+            if not life.stopping:  # else it is told at the end
+                text = "%s: %s is hung, and ended by force: %s"
+                warn(_LOGGER, text, self.plan.program, named(forced, MAX_NAMED), self._waits)
 
     def _perform(self, action: NodeAction) -> None:
         if isinstance(action, RequestStop):

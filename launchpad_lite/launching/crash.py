@@ -16,17 +16,22 @@ from launchpad_lite.planning.plan import LaunchPlan
 
 
 def write_crash_report(
-    folder: Path, plan: LaunchPlan, result: ProgramResult, stacks: Mapping[str, str]
+    folder: Path,
+    plan: LaunchPlan,
+    result: ProgramResult,
+    stacks: Mapping[str, str],
+    why: str = "",
 ) -> None:
     """Writes the reports of a failure to a folder that is made for this user only.
 
-    `stacks` are those of each node, by its name, when the program failed.
+    `stacks` are those of each node, by its name, when the program failed; `why`: who waited for whom
+    when nodes were ended by force.
     """
     make_own_folder(folder / "stacks")
     for old in (folder / "stacks").glob("*.txt"):
         old.unlink()  # of an earlier run, whose nodes may have been others
     files = {
-        "report.txt": _report(result),
+        "report.txt": _report(result) + (why and f"\nBefore nodes were ended by force:\n{why}\n"),
         "plan.txt": f"{plan}\nseed: {plan.seed}\n",
         "plan.json": json.dumps(plan.as_json()),
         "versions.txt": f"{versions()}\narguments: {sys.argv}\n",

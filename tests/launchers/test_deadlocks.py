@@ -121,6 +121,7 @@ def test_who_is_ended_by_force_shows_where_it_was(
     running = launch_program(program, launcher, notice_s=0.2)
     running.client("deaf").wait_until_it_runs()
     assert running.stop().killed == ("deaf[0]",)
+    assert re.search(r"deaf\[0\].run \w+ \(test_deadlocks.py:\d+: time.sleep", caplog.text)
     told = r"deaf\[0\] was here:\n\n.*\n.*test_deadlocks.py\", line \d+, in run\n"
     assert re.search(told, caplog.text)
 

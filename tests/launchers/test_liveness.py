@@ -6,6 +6,7 @@ limit is shown once, in real time.
 
 import ctypes
 import os
+import re
 import signal
 import threading
 import time
@@ -102,6 +103,8 @@ def test_without_a_policy_a_hung_node_ends_the_program_with_its_stack(
         running.wait()
     assert "stuck_here" in str(failed.value)
     assert "stuck_here" in (tmp_path / "run" / "stacks" / "stuck[0].txt").read_text()
+    report = (tmp_path / "run" / "report.txt").read_text()
+    assert re.search(r"by force:\n.*\nstuck\[0\]\.\w+ \w+ \(", report)
 
 
 @pytest.mark.slow
