@@ -321,6 +321,26 @@ class RunningProgram(abc.ABC):
 
         return take_profile(self.ask, [node], seconds, output)
 
+    def trace(self, output: str | Path) -> None:
+        """Writes a trace of the calls of all nodes to a file, once the program has ended.
+
+        The newest 300,000, and those of the last second of a node that was killed are missing. The
+        script waits for it at its end, and a line tells what the file has. See docs/debugging.md.
+
+        Args:
+            output: A file for <https://ui.perfetto.dev>: .json or .json.gz.
+
+        Raises:
+            ValueError: The file is of another kind.
+
+        Example:
+            running = lp.launch(program)
+            running.trace("run.json.gz")
+        """
+        from launchpad_lite.launching.call_trace import RunTrace
+
+        RunTrace(self, output)
+
     def wait(self, timeout_s: float | None = None) -> ProgramResult:
         """Waits for the end of the program.
 

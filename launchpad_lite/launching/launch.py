@@ -175,6 +175,8 @@ def launch(
 
         publish(running, chosen.name, SIGNALS.unlist)
         report_at_exit(running)
+        if flags.TRACE.value:
+            running.trace(flags.TRACE.value)
         if flags.DASHBOARD.value:
             serve = pkgutil.resolve_name("launchpad_lite.insight.dashboard:serve")
             running.page_url = serve(running)

@@ -19,6 +19,7 @@ from launchpad_lite.life.policies import NEVER, Liveness, RestartPolicy, Restart
 from launchpad_lite.nodes.base import NODES, DeclaredHandle, Handle, Node, PlanContext, Work
 from launchpad_lite.nodes.python import SilentHandle
 from launchpad_lite.parts.settings import did_you_mean
+from launchpad_lite.process import flags
 from launchpad_lite.worker.address import Address
 from launchpad_lite.worker.checkpoints import Checkpoints
 from launchpad_lite.worker.runtime import NodeSetup
@@ -109,6 +110,7 @@ class Executable:
             self.checkpoints,
             self.seed,
             self.restart.when is not RestartWhen.NEVER,
+            is_traced=bool(flags.TRACE.value),
         )
 
 

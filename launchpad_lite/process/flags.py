@@ -117,6 +117,10 @@ DASHBOARD: Flag[bool] = Flag(
     "boolean",
     allow_override=True,
 )
+TRACE: Flag[str | None] = Flag(
+    "lp_trace",
+    "File for a trace of the calls of all nodes, for https://ui.perfetto.dev: .json, .json.gz.",
+)
 HOSTS: Flag[str | None] = Flag(
     "hosts",
     "Hosts, for launchers that use several: h1,h2:gpu=2,user@h3, or a TOML file.",

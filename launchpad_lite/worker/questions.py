@@ -1,10 +1,11 @@
 """What a supervisor can ask a node, and the answers."""
 
 import importlib
+import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Set as AbstractSet
+from collections.abc import Callable, Collection, Mapping, Set as AbstractSet
 from typing import Any
 
 from courier.lowlevel import call_records
@@ -20,9 +21,11 @@ QUESTIONS = {
     "look": "launchpad_lite.worker.questions:_look",
     "numbers": "launchpad_lite.insight.metrics:numbers",
     "profile": "launchpad_lite.worker.questions:_profile",
+    "trace": "launchpad_lite.worker.questions:_trace",
 }
 #: Those that may take long, so a thread of their own answers: a stop does not wait for them.
-LONG: AbstractSet[str] = frozenset(("calls", "debug", "numbers", "profile"))
+LONG: AbstractSet[str] = frozenset(("calls", "debug", "numbers", "profile", "trace"))
+_TRACE_S = 1.0  # seconds between two answers for a trace of a whole run
 _MOST_CALLS = 1000  # of an answer, unless seconds are asked for
 
 
@@ -62,10 +65,23 @@ def _calls(runtime: NodeRuntime, idents: Collection[int] | None, argument: objec
     calls = call_records.newest_calls(most, runtime.call_scopes(), since)
     threads = {each.ident: each.name for each in threading.enumerate()}
     return {
-        "now": time.perf_counter(),
+        "now": now,
         "threads": {str(each.thread): threads.get(each.thread, "") for each in calls},
-        "calls": [each._asdict() for each in calls],
+        "calls": [
+            each._asdict() | ({"seconds": now - each.began} if each.end == "runs" else {})
+            for each in calls
+        ],
     }
+
+
+def _trace(
+    runtime: NodeRuntime, idents: Collection[int] | None, argument: Mapping[str, float]
+) -> Any:
+    """Answers in a second, or when the node has ended, with the calls since a time, by its name."""
+    runtime.wait_for_end(_TRACE_S)
+    count = call_records.count()  # first: more may be missing, not less
+    found = _calls(runtime, idents, time.perf_counter() - argument.get(runtime.name, 0.0))
+    return {**found, "pid": os.getpid(), "count": count, "room": call_records.ROOM}
 
 
 def _profile(runtime: NodeRuntime, idents: Collection[int] | None, argument: float) -> Any:

@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from launchpad_lite.worker.debugger import NodeDebugger
 
 _LOGGER = logging.getLogger(__name__)
+#: Seconds that a node which has ended waits for what others want to hear of it.
+_FOLLOWERS_S = 2.0
 
 
 class NodeSetup(NamedTuple):
@@ -70,6 +72,7 @@ class NodeSetup(NamedTuple):
     restarts: bool = False  # whether it is started again when it fails
     host: str = ""  # its host, for messages
     ram_bytes: int | None = None  # limit of its main memory, if there is one
+    is_traced: bool = False  # whether somebody will ask for its calls, however short its life is
     has_terminal: bool = False  # whether `breakpoint()` has the terminal of the launch
 
     @property
@@ -135,6 +138,9 @@ class NodeRuntime:
         self._post = post
         #: Set when the node is asked to end, and when it has ended.
         self.stop_event = threading.Event()
+        #: Set when the node has ended; when a thread knows it that says what is left to say; such threads.
+        self._has_ended, self._is_followed = threading.Event(), threading.Event()
+        self._followers: list[threading.Thread] = []
         self._may_go = threading.Event()  # set when the node may stop serving after its work
         #: Whether it was asked to end, and whether because of a signal or a failure.
         self.is_asked = self.is_interrupted = False
@@ -429,6 +435,13 @@ class NodeRuntime:
         """Returns what calls of this node are counted for; None: all of this process are its own."""
         return None if self.has_process else [each._calls for each in self._with_parts()]
 
+    def wait_for_end(self, timeout_s: float) -> None:
+        """Waits for the end of the node, which waits for what one of such threads says then."""
+        followers = filter(threading.Thread.is_alive, self._followers)
+        self._followers = [*followers, threading.current_thread()]
+        if self._has_ended.wait(timeout_s):
+            self._is_followed.set()
+
     def end_with_node(self, end: Callable[[], object]) -> None:
         """Registers a function to call when the node's code has ended, maybe in another thread."""
         self._ends.append(end)
@@ -454,6 +467,11 @@ class NodeRuntime:
                 rest.callback(self.clients.close, f"{self.name} has ended")
                 for end in self._ends:
                     rest.callback(end)
+            self._has_ended.set()
+            if self._followers or self.setup.is_traced:
+                self._is_followed.wait(_FOLLOWERS_S)
+            for each in self._followers:
+                each.join(_FOLLOWERS_S)
             _current.reset(token)
             lowlevel.call_records.SCOPE.reset(scope)
             lowlevel.call_records.forget(self._calls)
