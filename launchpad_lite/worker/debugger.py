@@ -6,6 +6,7 @@ import pdb  # noqa: T100 - this is the debugger
 import shlex
 import sys
 import threading
+import time
 from collections.abc import Collection
 from pathlib import Path
 from types import FrameType
@@ -18,12 +19,17 @@ from launchpad_lite.worker.runtime import NodeRuntime
 
 _TURN_S = 0.5  # seconds for which an answer waits for more output
 _TICK_S = 0.2  # seconds between two signs of life of a node whose thread waits for a line
+#: Seconds after the last line, and after the last sign of its terminal, until a debugger that looks is
+#: taken for forgotten.
+_USED_S, _GONE_S = 600.0, 10.0
 _OURS = ("launchpad_lite.*", "courier.*", "launchers.*")  # modules in which no step ends
 _MOST_CHARACTERS = 1 << 20  # of an answer
 _lock = threading.Lock()
 _RUNS_ON = (
     "The thread runs on, so it cannot be stepped; see its variables, `up`, `down` and `thread`."
 )
+
+_BOUND = f"Limits of liveness rest while you look, until {_USED_S / 60:.0f} minutes after your last line."
 
 
 class NodeDebugger(io.TextIOBase):
@@ -39,6 +45,8 @@ class NodeDebugger(io.TextIOBase):
         self._lines: collections.deque[str] = collections.deque()
         self._asks = False  # whether a thread waits for a line
         self._is_over = True
+        #: Whether it looks only; when its last line came, and when its terminal was last heard of.
+        self._looks, self._used_at, self._heard_at = False, 0.0, 0.0
         self.turn = threading.Lock()  # of the thread that writes and reads
         self._own = threading.local()  # the debugger of each thread, which has its breakpoints
         self._told: set[str] = set()  # places of breakpoints that did not stop
@@ -67,10 +75,11 @@ class NodeDebugger(io.TextIOBase):
     def look(self, idents: Collection[int] | None) -> None:
         """Begins to look at the threads `idents` (None: all), unless a thread waits for a line."""
         with self._changed:
+            self._used_at = time.monotonic()
             if self._asks:
                 self._output.append("A thread has stopped, or is looked at: see `where`.\n(Pdb) ")
                 return
-            self._is_over = False
+            self._is_over, self._looks = False, True
         name = "launchpad-debugger"
         threading.Thread(target=self._look, args=(idents,), name=name, daemon=True).start()
 
@@ -80,6 +89,8 @@ class NodeDebugger(io.TextIOBase):
         try:
             if (frame := debugger.find(first)) is None:
                 return self.end()
+            if self.runtime.setup.liveness != Liveness():
+                debugger.message(_BOUND)
             return debugger.interaction(frame, None)
         except BaseException:
             self.end()
@@ -88,13 +99,17 @@ class NodeDebugger(io.TextIOBase):
     def begin(self, stopped: FrameType | None) -> None:
         """Begins to write; `stopped`: where the calling thread has stopped, if it has."""
         with self._changed:
-            self._is_over = False
+            self._is_over, self._looks = False, stopped is None
         if stopped is not None:
             self.write(f"--- {self.runtime.name}, {threading.current_thread().name}\n")
             self.runtime.say(Debugged, f"{stopped.f_code.co_filename}:{stopped.f_lineno}")
 
     def exchange(self, line: str | None) -> dict[str, Any]:
         """Takes a line; returns the output, when a line is awaited, it is over, or time has passed."""
+        with self._changed:
+            self._heard_at = now = time.monotonic()
+            if line is not None:
+                self._used_at = now
         self._tell_alive()
         with self._changed:
             if line is not None:
@@ -129,7 +144,9 @@ class NodeDebugger(io.TextIOBase):
             return self._lines.popleft()
 
     def _tell_alive(self) -> None:
-        if self.runtime.setup.liveness != Liveness():
+        now = time.monotonic()
+        is_used = now - self._used_at < _USED_S and now - self._heard_at < _GONE_S
+        if self.runtime.setup.liveness != Liveness() and (is_used or not self._looks):
             self.runtime.say(Debugged, "")
 
 

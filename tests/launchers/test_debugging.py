@@ -14,8 +14,13 @@ from typing import Any
 
 import pytest
 
+import courier
 import launchpad_lite as lp
+from launchpad_lite.life.events import Debugged, Said
 from launchpad_lite.testing import poll_until
+from launchpad_lite.worker.address import AddressTable
+from launchpad_lite.worker.debugger import debug
+from launchpad_lite.worker.runtime import NodeRuntime, NodeSetup
 from tests.launchers.scripts import Script
 
 _OURS = str(Path(__file__).parents[2])
@@ -163,3 +168,25 @@ def test_another_shell_looks_at_the_variables_of_threads_that_run_on(
         assert debug("=p key") == {"output": "17\n(Pdb) ", "asks": True, "over": False}
         assert debug("=quit") == {"output": "", "asks": False, "over": True}
         running.request_stop("enough")
+
+
+def test_a_debugger_that_was_forgotten_does_not_keep_a_node_from_being_found_hung(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[Said] = []
+    setup = NodeSetup("p", "node", 0, liveness=lp.Liveness(heartbeat_s=9.0))
+    runtime = NodeRuntime(setup, AddressTable({}, courier.Secret.generate()), said.append)
+    first = debug(runtime, None, None)
+    try:
+        assert "until 10 minutes after your last line" in first["output"]
+        assert any(isinstance(each, Debugged) for each in said)
+        monkeypatch.setattr("launchpad_lite.worker.debugger._USED_S", 0.0)
+        poll_until(lambda: _says_nothing(runtime, said))
+    finally:
+        debug(runtime, None, "=quit")
+
+
+def _says_nothing(runtime: NodeRuntime, said: list[Said]) -> bool:
+    said.clear()  # a sign may be on its way
+    debug(runtime, None, "")
+    return not said
