@@ -1,6 +1,7 @@
 """The page of a program: served on loopback, for whoever has its token."""
 
 import collections
+import contextlib
 import hmac
 import http.server
 import json
@@ -51,6 +52,8 @@ _HEADERS = {
 _REST, _ANSWER_S = 40, 1e-4
 #: Lines of logs that are shown, and bytes of each; connections that may be open.
 _MOST_LINES, _MOST_LINE_BYTES, _MOST_CONNECTIONS = 500, 4096, 32
+#: Seconds that a connection which is ended has to give up its place.
+_LEAVES_S = 0.5
 #: What is read of a log each second. A search reads all of it, which may take half a second.
 _TAIL_BYTES = 1 << 20
 _PROFILE_S = 2.0  # seconds for which the page samples a node
@@ -235,6 +238,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             text = "open the page by the link that was printed: it has the token"
             self._answer(HTTPStatus.UNAUTHORIZED, {"error": text})
         else:
+            self.server.unproven.pop(self.connection, None)
             given = {key: values[-1] for key, values in parse_qs(place.query).items()}
             self._answer_to(name, given.get("node", ""), given.get("search", ""))
 
@@ -293,6 +297,7 @@ class PageServer(socketserver.ThreadingTCPServer):
 
     daemon_threads = allow_reuse_address = True
     block_on_close = False
+    request_queue_size = 128  # connections that wait to be accepted
 
     timeout = 0.5  # seconds after which it notices that it is to end
 
@@ -305,6 +310,8 @@ class PageServer(socketserver.ThreadingTCPServer):
         self.token = secrets.token_urlsafe(24)
         self._until = until
         self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        #: Connections without a request with the token so far, the oldest first.
+        self.unproven: dict[socket.socket, None] = {}
         super().__init__((here, port), _Handler)
         #: The link with the token.
         self.url = f"http://{join_address(here, self.server_address[1])}/#{self.token}"
@@ -315,15 +322,24 @@ class PageServer(socketserver.ThreadingTCPServer):
             while not self._until():
                 self.handle_request()
 
-    def verify_request(self, *_: object) -> bool:
-        """Refuses connections beyond a limit, which others of this machine could open."""
-        return self._free.acquire(blocking=False)
+    def verify_request(self, request: Any, _: object) -> bool:
+        """Refuses connections beyond a limit; before, ends the oldest that may be of a stranger."""
+        is_free = self._free.acquire(blocking=False)
+        while not is_free and (oldest := next(iter(list(self.unproven)), None)) is not None:
+            self.unproven.pop(oldest, None)
+            with contextlib.suppress(OSError):  # it is closed already
+                oldest.shutdown(socket.SHUT_RDWR)
+            is_free = self._free.acquire(timeout=_LEAVES_S)
+        if is_free:
+            self.unproven[request] = None
+        return is_free
 
-    def process_request_thread(self, *args: Any) -> None:
+    def process_request_thread(self, request: Any, address: Any) -> None:
         """Serves one connection."""
         try:
-            super().process_request_thread(*args)
+            super().process_request_thread(request, address)
         finally:
+            self.unproven.pop(request, None)
             self._free.release()
 
     def handle_error(self, *args: object) -> None:

@@ -1,7 +1,9 @@
 """The page of a program, as its server gives it."""
 
+import contextlib
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -106,6 +108,17 @@ def _fetch(url: str, path: str, **headers: str) -> Any:
 
 def _states(url: str) -> list[list[str]]:
     return [each[:2] for each in _fetch(url, "api/state")["nodes"]]
+
+
+def test_connections_of_strangers_do_not_keep_others_out(tmp_path: Path) -> None:
+    server = PageServer(ProgramPage(None, tmp_path))
+    with contextlib.ExitStack() as strangers:
+        for _ in range(40):
+            stranger = socket.create_connection(server.server_address[:2])
+            strangers.enter_context(stranger)
+            stranger.sendall(b"GET / HTTP/1.1\r\n")  # and no more
+        for _ in range(3):
+            assert "has ended" in _fetch(server.url, "api/why")["text"]
 
 
 _RUNNING = [["server[0]", "serving"], ["caller[0]", "running"], ["caller[1]", "running"]]
