@@ -210,14 +210,23 @@ def supervise(
         channel.fail(str(error))
         return None
     signals.guard(program)
-    answered = ""
+    asked = ""
+
+    def reply(question: str) -> None:
+        with contextlib.suppress(OSError):
+            channel.answer(question, answer_for(program, question))
+
     while True:
         # A disk that is full for a while must not end the program.
         with contextlib.suppress(OSError):
             channel.tell(program)
-            if (question := channel.question()) not in ("", answered):
-                channel.answer(question, answer_for(program, question))
-                answered = question
+            if (question := channel.question()) not in ("", asked):
+                asked = question
+                # A profile may take minutes, in which others ask, or end the program.
+                name = "launchpad-reply"
+                thread = threading.Thread(target=reply, args=(question,), name=name, daemon=True)
+                with contextlib.suppress(RuntimeError):  # the system gives no more: no answer comes
+                    thread.start()
         if program.join(channel.look_s):
             return program
 
