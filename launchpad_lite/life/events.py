@@ -190,6 +190,8 @@ class ThreadActivity(_Message):
     is_limited: bool = False  # whether its wait for a server ends after some time
     thread: int = 0  # its ident; 0: it is a task of an event loop
     behind: int = 0  # the thread of the same process for which it waits; 0: for none
+    answers_s: float = 0.0  # seconds since it began to answer its call; 0: it answers none
+    argument_bytes: int = 0  # size of the arguments of that call, as they came; 0: not known
 
 
 @dataclass(eq=False, repr=False)

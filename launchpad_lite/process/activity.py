@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from courier import CallContext
-from courier.lowlevel import answered_call, awaited_call
+from courier.lowlevel import Parcel, answered_call, awaited_call
 from launchpad_lite.life.events import (
     COMPUTES,
     IN_LIBRARY,
@@ -195,6 +195,8 @@ def _activities(
             is_last = end == len(stack)
             # Before 3.12, `asyncio.wait_for` makes a task of the call alone.
             may_end = ident == 0 and not users and sys.version_info < (3, 12)
+            caller = part[0][0].f_back if call and part else None
+            arguments = None if caller is None else caller.f_locals.get("arguments")
             yield (
                 call,
                 ThreadActivity(
@@ -207,6 +209,8 @@ def _activities(
                     waits is not None and (waits.is_limited or may_end),
                     ident,
                     wait.behind if is_last else 0,
+                    0.0 if call is None else round(time.perf_counter() - call.began, 3),
+                    arguments.total_bytes if isinstance(arguments, Parcel) else 0,
                 ),
             )
 

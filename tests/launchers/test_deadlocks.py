@@ -95,6 +95,9 @@ def test_a_call_whose_time_is_over_says_for_whom_its_server_waits(deadlock: Any)
 
     waits = r"it waits for a thread of the server; ping has run for \S+ s and waits for second"
     poll_until(lambda: re.search(waits + r"\[0\]: pong \(test_deadlocks.py:\d+: self", told()))
+    (ping,) = (x for x in deadlock.running.wait_graph()["threads"] if x["runs"] == "ping")
+    assert ping["answers_s"] > 0
+    assert 0 < ping["argument_bytes"] < 100
 
 
 @pytest.mark.parametrize("kind", [Waits, Awaits])
