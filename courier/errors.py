@@ -52,7 +52,8 @@ class ServerLostError(ServerGoneError):
 class CallTimeoutError(CourierError, TimeoutError):
     """No answer came in time. The handler is told, but may still be running.
 
-    The message says what became of the call at its server, if that tells it within 0.2 s.
+    The message says what became of the call at its server, if that tells it within a tenth of the
+    call's timeout more, and 0.2 s. It is not asked if a tenth is less than 10 ms.
     """
 
 

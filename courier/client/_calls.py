@@ -27,14 +27,12 @@ if TYPE_CHECKING:
 #: Times a call to an idempotent method is sent again when its connection broke. The call may be
 #: what killed its server, and must not kill each new one.
 _MAX_REPEATS = 3
-#: Seconds that a server has to say what became of a call whose time is over.
-_TELLS_S = 0.2
+#: The part of its time that a call whose time is over has more, for its server to say what became of
+#: it; how many seconds at most; and fewer are too few to ask.
+_TELLS, _TELLS_S, _SOONEST_S = 0.1, 0.2, 0.01
 #: Of so many at a time by one connection it is asked; a server that has too much to do is spared.
 _MOST_ASKING = 16
-_SILENT = (
-    f"the server does not say within {_TELLS_S:g} s what became of it: it was stopped, is busy, or "
-    "runs code that holds the GIL"
-)
+_SILENT = "the server does not say what became of it: it was stopped, is busy, or runs code that holds the GIL"
 
 
 class Sender(Protocol):
@@ -205,13 +203,14 @@ class WireCall(PendingCall, Exchange):
         assert self.deadline is not None
         now = time.monotonic()
         link = self.link
+        tells_s = min(_TELLS_S, _TELLS * (self._timeout_s or 0.0))
         if link is None or link.is_lost:
             self._give_up(self.timeout_error(why=self.what_ran()))
-        elif not self.is_late and len(link.asking) >= _MOST_ASKING:
+        elif not self.is_late and (tells_s < _SOONEST_S or len(link.asking) >= _MOST_ASKING):
             self._give_up(self.timeout_error())
         elif not self.is_late:
             link.asking.add(self.number)
-            self.deadline = now + _TELLS_S
+            self.deadline = now + tells_s
             self.is_late = True
             link.post(Kind.ASK, self.number, NO_PARCEL)
         elif now >= self.deadline:  # not where two threads come at once

@@ -86,7 +86,7 @@ def test_a_test_that_times_out_shows_where_all_nodes_are(deadlock: Any) -> None:
 
 @pytest.mark.parametrize("deadlock", ["test_mt", "test_mp"], indirect=True)
 def test_a_call_whose_time_is_over_says_for_whom_its_server_waits(deadlock: Any) -> None:
-    client = courier.with_timeout(deadlock.client("first"), 0.1)
+    client = courier.with_timeout(deadlock.client("first"), 0.5)
 
     def told() -> str:
         with pytest.raises(courier.CallTimeoutError) as late:
