@@ -57,8 +57,13 @@ class Process:
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(self._note_end)
         return task
+
+    def _note_end(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # who called may be gone: nobody else looks at it
 
     async def _call(self, to: Contact, method: str, *args: Any) -> Any:
         if to.name == self.contact.name:
