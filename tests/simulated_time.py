@@ -25,4 +25,13 @@ def simulate(main: Coroutine[Any, Any, None]) -> None:
     try:
         loop.run_until_complete(main)
     finally:
+        loop.run_until_complete(_cancel_rest())
+        loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+
+async def _cancel_rest() -> None:
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
