@@ -15,11 +15,9 @@ import pytest
 
 import launchpad_lite as lp
 from courier import Secret
-from courier.lowlevel import split_address
 from launchers.host import worker
 from launchers.host.link import LinkFrame, LinkReader, write_all
 from launchers.host.worker import _Control, _LinkToAgent, _Termination
-from launchers.hosts._tunnels import _OwnEnd
 from launchpad_lite.launching import AddressTable
 from launchpad_lite.life.events import (
     RequestStop,
@@ -30,31 +28,6 @@ from launchpad_lite.life.events import (
 )
 from launchpad_lite.testing import poll_until
 from launchpad_lite.worker.runtime import NodeRuntime, NodeSetup
-
-
-def test_the_launchers_end_of_tunnels_survives_a_connection_that_goes_wrong() -> None:
-    opened: list[LinkFrame] = []
-
-    def send(frame: LinkFrame) -> None:
-        if frame.op == "relay_open":
-            opened.append(frame)
-        elif frame.op == "relay_data" and frame["key"] == opened[0]["key"]:
-            raise ValueError("for once")
-
-    end = _OwnEnd(send)
-    try:
-        near = split_address(end.listen("far", 1))
-        with socket.create_connection(near) as first:
-            first.settimeout(10)
-            first.sendall(b"wrong")
-            assert first.recv(1) == b""  # it ends
-        with socket.create_connection(near) as second:
-            poll_until(lambda: len(opened) == 2)
-            end.take(LinkFrame("relay_data", {"key": opened[1]["key"]}, b"right"))
-            second.settimeout(10)
-            assert second.recv(5) == b"right"
-    finally:
-        end.close()
 
 
 def test_a_worker_hears_of_the_stop_after_something_that_it_cannot_obey(
