@@ -26,20 +26,15 @@ from launchpad_lite.process.script import Script
 _BEGIN = '''
 
 def fetch(source):
-    """Returns the blob from where it lies."""
-    if "url" in source:
+    """Returns the blob from a URL, or from files in the order of their names."""
+    if isinstance(source, str):
         import urllib.request
-        with urllib.request.urlopen(source["url"], timeout=300) as answer:
+        with urllib.request.urlopen(source, timeout=300) as answer:
             return answer.read()
-    if "file" in source:
-        with open(source["file"], "rb") as file:
-            return file.read()
-    parts = sorted(name for name in os.listdir(source["parts"]) if name.startswith("part-"))
-    blob = b""
-    for name in parts:
-        with open(os.path.join(source["parts"], name), "rb") as file:
-            blob += file.read()
-    return blob
+    import pathlib
+    folder, pattern = source
+    found = sorted(pathlib.Path(folder).glob(pattern)) or [pathlib.Path(folder, pattern)]
+    return b"".join(each.read_bytes() for each in found)
 
 
 def prepare(order):
@@ -123,11 +118,15 @@ class Order:
 
 
 def pack(
-    order: Order, plan: LaunchPlan, shipment: Shipment, source: Mapping[str, str], cache: str | None
+    order: Order,
+    plan: LaunchPlan,
+    shipment: Shipment,
+    source: str | tuple[str, str],
+    cache: str | None,
 ) -> tuple[dict[str, bytes], bytes]:
     """Returns the files of the folder in which a supervisor begins, and the blob.
 
-    `source` says where the blob will lie there: a `url`, a `file`, or a folder with `parts`.
+    `source` says where the blob will lie there: a URL, or a folder and a pattern of names.
     """
     trees = tuple(tree.key for tree in shipment.trees)
     members = {

@@ -161,12 +161,12 @@ def pack(
     match place:
         case WorkVolume():
             path = Path(place.folder) / order.names.run / file
-            parts = (WORK_MOUNT, place.path.strip("/"), order.names.run, file)
-            source = {"file": "/".join(filter(None, parts))}
+            parts = (WORK_MOUNT, place.path.strip("/"), order.names.run)
+            source: str | tuple[str, str] = ("/".join(filter(None, parts)), file)
         case WorkStore():
-            source = {"url": place.get}
+            source = place.get
         case None:
-            source = {"parts": WORK_MOUNT}
+            source = (WORK_MOUNT, "part-*")
     files, blob = orders.pack(order, plan, shipment, source, _ROOM)
     if place is None and len(blob) > MOST_IN_SECRETS:
         raise LaunchError(

@@ -6,7 +6,6 @@ One record per line, `<number> <kind> <rest>`; numbers count from 1 for each pro
 |---|---|
 | `out` | `<node> <text>`: a line that a node printed |
 | `part` | the same, of a line that continues in the node's next record |
-| `note` | `<text>`: a message for people |
 | `up`, `status`, `answer`, `end` | `<i>/<k> <piece>`: JSON, cut into pieces |
 
 Records are shorter than the limit at which container runtimes cut lines. Any other line of the log,
@@ -39,7 +38,7 @@ _END_BYTES = 4 << 20
 _MAX_HEADLINES = 100
 _HEADLINE_CHARACTERS = 2000
 
-_RECORD = re.compile(r"([1-9][0-9]{0,14}) (out|part|note|up|status|answer|end) (.*)", re.DOTALL)
+_RECORD = re.compile(r"([1-9][0-9]{0,14}) (out|part|up|status|answer|end) (.*)", re.DOTALL)
 _NODE = re.compile(r"([^\[\]]+\[[0-9]+\]) (.*)", re.DOTALL)
 _PIECE = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8}) (.*)", re.DOTALL)
 _STAMP = re.compile(
@@ -57,7 +56,7 @@ class PrintedRecord:
 
 @dataclass(frozen=True)
 class Note:
-    """A message for people."""
+    """What is wrong with the log, for people."""
 
     text: str
 
@@ -123,15 +122,6 @@ class RecordWriter:
         with self._lock:
             if rest := self._unfinished.pop(node, b""):
                 self._write(_output_records(node, rest))
-
-    def note(self, text: str) -> None:
-        """Writes a message for people, a record for each line of it."""
-        with self._lock:
-            self._write(
-                (b"note", piece)
-                for line in text.split("\n")
-                for piece in _pieces(line.encode(errors="backslashreplace"))
-            )
 
     def say(self, record: Up | StatusRecord | AnswerRecord) -> None:
         """Writes a record; all but that of the placed nodes may be left out if the log is slow."""
@@ -231,8 +221,6 @@ class RecordReader:
 
     def _read(self, kind: str, rest: str, is_next: bool) -> list[Record] | None:
         """Returns what a record says; None if it is no record."""
-        if kind == "note":
-            return [Note(rest)]
         if kind in ("out", "part"):
             if (parts := _NODE.fullmatch(rest)) is None:
                 return None

@@ -221,8 +221,7 @@ class SlurmLauncher(Launcher):
             wanted=dataclasses.replace(self._wanted, python=python),
             requeue=submission.requeue,
         )
-        source = {"file": str(folder / WORK)}
-        files, work = pack(order, plan, shipment, source, self._wanted.cache)
+        files, work = pack(order, plan, shipment, (str(folder), WORK), self._wanted.cache)
         return {"job.sh": script.encode(), **files, WORK: work}
 
     def _run_folder(self, plan: LaunchPlan, options: LaunchOptions) -> Path:

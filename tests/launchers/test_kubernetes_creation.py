@@ -445,7 +445,7 @@ def test_runs_of_one_name_do_not_touch_the_work_of_each_other(
         files = emit(launcher(work=volume))
         (order,) = (json.loads(each) for name, each in files.items() if name.endswith("-order"))
         source = json.loads(base64.b64decode(order["data"]["order.json"]))["source"]
-        found.append(source["file"].removeprefix("/launchpad/work/"))
+        found.append("/".join(source).removeprefix("/launchpad/work/"))
     assert files_in(volume) == ["demo", *sorted({*found})]
     assert len(files_in(volume)) == 3
 

@@ -156,8 +156,6 @@ def test_a_log_that_is_read_again_from_anywhere_counts_once(looks: list[tuple[in
     with Log() as log:
         for number in range(20):
             log.writer.show(NODES[number % 4], b"%d\n" % number)
-            if number % 5 == 0:
-                log.writer.note(f"note {number}")
         log.writer.end(an_end())
         lines = log.lines()
     whole = read(lines)
@@ -267,7 +265,7 @@ def test_a_parcel_that_was_changed_is_dropped() -> None:
             st.builds(
                 "{} {} {}".format,
                 st.integers(-1, 9),
-                st.sampled_from(["out", "part", "up", "status", "end", "note", "out+"]),
+                st.sampled_from(["out", "part", "up", "status", "end", "out+"]),
                 st.one_of(
                     st.sampled_from(
                         ["1/1 {}", "1/1 x {}", "2/1 ", "1/2 {", '1/1 {"nodes": 3}', "a[b] c"]
@@ -284,13 +282,13 @@ def test_no_line_whatever_breaks_the_reader(lines: list[str]) -> None:
 
 
 def test_what_is_no_record_is_the_supervisors_own_output() -> None:
-    records = read(["Traceback:", "1 note fine", "2 out of memory", "", "01 note x"])
+    records = read(["Traceback:", "1 out a[0] fine", "2 out of memory", "", "01 out a[0] x"])
     assert records == [
         PrintedRecord("supervisor", b"Traceback:\n"),
-        Note("fine"),
+        PrintedRecord("a[0]", b"fine\n"),
         PrintedRecord("supervisor", b"2 out of memory\n"),
         PrintedRecord("supervisor", b"\n"),
-        PrintedRecord("supervisor", b"01 note x\n"),
+        PrintedRecord("supervisor", b"01 out a[0] x\n"),
     ]
 
 
@@ -318,17 +316,18 @@ def test_lines_without_a_number_are_told_apart_by_their_time() -> None:
         "unable to retrieve container logs for containerd://5f3a",
         'failed to open log file "/var/log/pods/x/0.log": no such file or directory',
         'failed to try resolving symlinks in path "/var/log/pods/x/0.log": lstat: no such file',
-        "1 note unsigned",
+        "1 out a[0] without a time",
     ],
 )
 def test_what_has_no_time_is_no_part_of_a_log_that_has_times(excuse: str) -> None:
     reader = RecordReader(KEY)
-    stamped = "2026-01-02T03:04:05.5Z 1 note hello"
-    assert read([excuse, excuse, stamped, excuse], reader, stamp="") == [Note("hello")]
+    stamped = "2026-01-02T03:04:05.5Z 1 out a[0] hello"
+    found = read([excuse, excuse, stamped, excuse], reader, stamp="")
+    assert found == [PrintedRecord("a[0]", b"hello\n")]
     assert reader.last_number == 1
 
 
-def test_the_status_of_many_nodes_and_lines_of_notes_arrive() -> None:
+def test_the_status_of_many_nodes_arrives() -> None:
     nodes = [
         NodeStatus(f"actor[{i}]", "running", f"demo-actor-{i}", i, {"": f"h:{i}"}, 1, 0.5, None)
         for i in range(500)
@@ -337,9 +336,8 @@ def test_the_status_of_many_nodes_and_lines_of_notes_arrive() -> None:
         log.writer.say(StatusRecord(tuple(nodes)))
         log.writer.say(StatusRecord(()))
         log.writer.say(Up())
-        log.writer.note("one\ntwo")
         records = read(log.lines())
-    assert records == [StatusRecord(tuple(nodes)), StatusRecord(()), Up(), Note("one"), Note("two")]
+    assert records == [StatusRecord(tuple(nodes)), StatusRecord(()), Up()]
 
 
 def test_a_record_whose_piece_is_lost_is_not_read() -> None:
@@ -377,7 +375,7 @@ def test_a_log_that_cannot_be_written_to_ends_nobody() -> None:
     os.close(reader)
     try:
         records = RecordWriter(writer, KEY)
-        records.note("nobody hears it")
+        records.show("a[0]", b"nobody hears it\n")
         records.drain(20.0)
     finally:
         os.close(writer)
