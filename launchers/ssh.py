@@ -38,7 +38,6 @@ class SshLauncher(HostsLauncher):
         self.description = f"{len(self._specs)} hosts over SSH"
 
     def command(self, host: HostSpec, there: Sequence[str]) -> list[str]:
-        """Returns the command that reaches a host."""
         options = {
             # Without it, ssh would prompt and wait for an answer that never comes.
             "BatchMode": "yes",

@@ -47,7 +47,6 @@ class Grant:
         )
 
     def apply(self) -> None:
-        """Applies the grant to this process."""
         for name, value in self.environment.items():
             if value is None:
                 os.environ.pop(name, None)

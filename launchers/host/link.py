@@ -58,7 +58,6 @@ class LinkFrame:
         return self.fields[name]
 
     def encode(self) -> bytes:
-        """Returns its bytes."""
         head = json.dumps({"op": self.op, **self.fields}).encode()
         return _HEADER.pack(len(head), len(self.body)) + head + self.body
 

@@ -91,7 +91,6 @@ class PortReservations:
         return reserved
 
     def close(self) -> None:
-        """Gives all ports back."""
         for held in itertools.chain(*self._held.values()):
             held.close()
         self._held.clear()

@@ -76,7 +76,6 @@ class ProbeServer:
         self.port = int(self._socket.getsockname()[1])
 
     def fileno(self) -> int:
-        """Returns the descriptor to wait at."""
         return self._socket.fileno()
 
     def answer(self) -> None:
@@ -89,7 +88,6 @@ class ProbeServer:
                     visitor.send(self._word)
 
     def close(self) -> None:
-        """Stops listening."""
         self._socket.close()
 
 

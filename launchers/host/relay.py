@@ -71,7 +71,6 @@ class Relay:
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._work_on(connection))
 
     def handle(self, frame: LinkFrame) -> None:
-        """Handles a message of the other end."""
         key: str = frame["key"]
         if frame.op == "relay_open":
             try:

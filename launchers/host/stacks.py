@@ -61,10 +61,8 @@ def write_stacks(fd: int) -> None:
 
 
 def has_stacks(fd: int) -> bool:
-    """Returns whether anything was written."""
     return os.fstat(fd).st_size > call_records.MEMORY_BYTES
 
 
 def read_stacks(fd: int) -> bytes:
-    """Returns what was written."""
     return os.pread(fd, _MAX_BYTES, call_records.MEMORY_BYTES)

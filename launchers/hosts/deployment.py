@@ -424,11 +424,9 @@ class Starter:
         return join_address(address or self._survey.views.address(host, host) or host, port)
 
     def close(self) -> None:
-        """Releases what belongs to no single host."""
         self._tunnels.close()
 
     def move(self, node: str, fleet: Fleet) -> None:
-        """Moves a node whose host is lost, and tells all nodes; LaunchError if no host takes it."""
         executable = self._executables[node]
         refused: dict[str, str] = {}
         while True:

@@ -95,16 +95,13 @@ class ProgramElsewhere(WatchedProgram):
         return found
 
     def stacks(self) -> Mapping[str, str]:
-        """Returns where the threads of each node are. Raises as `ask`."""
         found: Mapping[str, str] = self._answer_to("stacks")
         return found
 
     def why(self) -> str:
-        """Returns who waits for whom. Raises as `ask`."""
         return str(self._answer_to("why"))
 
     def wait_graph(self) -> Mapping[str, Any]:
-        """Returns what `why` says, and what it is made of. Raises as `ask`."""
         found: Mapping[str, Any] = self._answer_to("wait_graph")
         return found
 

@@ -41,26 +41,21 @@ class Fleet:
 
     @property
     def placement(self) -> Mapping[str, str]:
-        """Name of the host of each node."""
         return dict(self._placement)
 
     def place(self, node: str, host: str) -> None:
-        """Notes that a node is on a host now."""
         self._placement[node] = host
 
     def living(self) -> list[AgentHost]:
-        """Returns the hosts that are not lost."""
         return [host for host in self.hosts.values() if not host.is_lost]
 
     def host_of(self, node: str) -> str:
-        """Returns the name of the host where a node runs."""
         return self._placement[node]
 
     def _of(self, node: str) -> AgentHost:
         return self.hosts[self._placement[node]]
 
     def perform(self, action: NodeAction) -> None:
-        """Carries out an action on the hosts that it concerns."""
         match action:
             case Start():
                 self._start(action)
@@ -90,7 +85,6 @@ class Fleet:
         self._of(node).perform(action)
 
     def pids(self) -> Mapping[str, int]:
-        """Returns the process of each node that was started, on its host."""
         return {
             node: pid
             for host in self.hosts.values()
@@ -99,17 +93,14 @@ class Fleet:
         }
 
     def usage(self) -> Mapping[str, Usage]:
-        """Returns what workers used when their hosts last reported it."""
         return {node: usage for host in self.living() for node, usage in host.usage().items()}
 
     def stacks(self) -> Mapping[str, str]:
-        """Returns the stacks of the workers that were asked for them."""
         return {node: text for host in self.hosts.values() for node, text in host.stacks().items()}
 
     def ask(
         self, question: str, argument: Any, nodes: Collection[str] | None, timeout_s: float
     ) -> Mapping[str, Any]:
-        """Returns what nodes answer, for those that do in time."""
         give_up_at = time.monotonic() + timeout_s
         asked = [host.begin_to_ask(question, argument, nodes) for host in self.living()]
         found: dict[str, Any] = {}

@@ -112,7 +112,6 @@ class Order:
         return self.plan.with_works(pickle.loads(members.pop("work")))
 
     def shipment(self, members: Mapping[str, bytes]) -> Shipment:
-        """Returns the code that the nodes need, which is in the blob."""
         trees = tuple(Tree(key, {}, members[key]) for key in self.trees)
         return Shipment(trees, self.requires)
 

@@ -212,7 +212,6 @@ class _FilledHost:
         return None if divided is None else list(divided[1].values())
 
     def lacks(self, wish: _Demand) -> list[str]:
-        """Returns the resources of which there is less than is asked for."""
         load = self.load.plus(wish)
         # An executable that asks for none of a resource fits even where that resource is used up.
         asked = [resource for resource in _RESOURCES if wish.amount(resource)]

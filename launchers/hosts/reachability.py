@@ -19,7 +19,6 @@ class Views:
         return self.addresses.get(caller, {}).get(host)
 
     def missing(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Returns the pairs of caller and host whose caller does not reach the host."""
         return sorted({pair for pair in pairs if self.address(*pair) is None})
 
 

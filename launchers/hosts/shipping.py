@@ -210,7 +210,6 @@ class _ImportSearch:
                     unread += _imports_of(module.file, package)
 
     def distributions(self) -> dict[str, str]:
-        """Returns the versions of the distributions that are needed, by name."""
         found = itertools.starmap(_distribution_of, self._required.items())
         return {each.metadata["Name"]: each.version for each in found if each is not None}
 

@@ -60,7 +60,6 @@ def _judged(objects: Sequence[Json]) -> Iterator[Json]:
 
 
 def _is_refusal(error: ApiError) -> bool:
-    """Returns whether the server refuses the object itself."""
     said = " ".join(error.said)
     # Missing rights, webhooks that support no dry run, and references to other objects.
     left = ("cannot create resource", "does not support dry run", "not found")

@@ -49,7 +49,6 @@ class PodLine:
         self.stderr: IO[bytes] | None = os.fdopen(read_fd, "rb")
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end of the link, as Popen does."""
         if not self._ended.wait(timeout):
             raise subprocess.TimeoutExpired(self.host, timeout or 0.0)
         return _LINK_BROKE

@@ -107,7 +107,6 @@ class PodFleet(Fleet):
         thread.start()
 
     def _await(self, host: AgentHost, coming: _Return, before: threading.Thread | None) -> None:
-        """Waits for the next pod of a host and starts a node in it."""
         if before is not None:
             self._end(host.name, before)
         node = coming.start.node

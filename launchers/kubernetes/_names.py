@@ -82,7 +82,6 @@ class Names:
         return f"{self.run}-order"
 
     def work(self, part: int) -> str:
-        """Names the Secret with a part, counted from 0, of the nodes' work."""
         return f"{self.run}-work-{part}"
 
     def slug(self, label: str) -> str:

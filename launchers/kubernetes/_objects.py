@@ -118,7 +118,6 @@ class Manifests:
         return self.cluster.names
 
     def mistakes(self) -> list[str]:
-        """Returns why there are no valid pods."""
         found = []
         pods = [("the supervisor", self.supervisor)]
         pods += [(f"group {group.label!r}", group.pod) for group in self.groups]
@@ -184,7 +183,6 @@ class Manifests:
         return [root, *others, *jobs]
 
     def _parts(self) -> list[bytes]:
-        """Returns the work in parts, each for a Secret."""
         blob = self.files.blob if self.files.place is None else b""
         size = _PART_BYTES if len(blob) <= _MOST_IN_SMALL_PARTS else _LARGE_PART_BYTES
         return [blob[start : start + size] for start in range(0, len(blob), size)]
@@ -402,7 +400,6 @@ class Manifests:
         return wait_s
 
     def _volumes(self) -> dict[str, dict[str, Any]]:
-        """Returns the volumes of all pods by name."""
         trust = {"secretName": self._names.trust, "defaultMode": _READABLE}
         return {
             "tmp": {"emptyDir": {}},

@@ -109,13 +109,11 @@ class PodOrder(orders.Order):
 
     @property
     def hosts(self) -> dict[str, str]:
-        """Host name of each node's pod."""
         nodes = self.plan.executables
         return {each.name: self.names.host(each.label, each.replica) for each in nodes}
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Address of each node's pod, by its host name."""
         nodes = self.plan.executables
         return {
             self.names.host(each.label, each.replica): self.names.address(each.label, each.replica)
@@ -267,6 +265,5 @@ def take_back(packed: PackedRun) -> str:
 
 
 def read_trust(folder: Path) -> TlsCredentials:
-    """Returns the certificates of the run."""
     names = ("certificate", "key", "authority")
     return TlsCredentials(**{name: (folder / f"{name}.pem").read_bytes() for name in names})

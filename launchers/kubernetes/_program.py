@@ -416,7 +416,6 @@ class KubernetesProgram(ProgramElsewhere):
         return notice_s + self._timing.spare_s if notice_s > 0 else 0.0
 
     def _kill_pods(self) -> list[Json]:
-        """Deletes all pods by force; returns those whose machines do not answer."""
         found = self._list("Pod")
         for pod in found:
             self._delete("Pod", pod["metadata"]["name"], 0)

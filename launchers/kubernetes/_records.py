@@ -107,7 +107,6 @@ class RecordWriter:
         self._unfinished: dict[str, bytes] = {}
 
     def show(self, node: str, data: bytes) -> None:
-        """Takes in output of a node and writes the lines that are complete."""
         with self._lock:
             *lines, rest = (self._unfinished.pop(node, b"") + data).split(b"\n")
             records = [record for line in lines for record in _output_records(node, line)]

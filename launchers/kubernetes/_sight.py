@@ -121,7 +121,6 @@ class Sight:
         return next(filter(None, map(_reasons.machine_of, reversed(pods))), "")
 
     def events_of(self, pod: Json) -> Sequence[Json]:
-        """Returns the warnings about a pod, the latest last."""
         return self._events.get(_reasons.name_of(pod), ())
 
     def loss_of(self, pod: Json) -> str | None:
@@ -133,7 +132,6 @@ class Sight:
         return any(job.get("spec", {}).get("suspend") for job in self.jobs.values())
 
     def waits(self) -> dict[str, list[str]]:
-        """Returns nodes by what they wait for."""
         found: dict[str, list[str]] = {}
         present = set[str]()
         for uid, pod in self._pods.items():
@@ -176,7 +174,6 @@ class Sight:
         return found
 
     def missing(self) -> list[str]:
-        """Returns nodes of which no pod runs."""
         running = {
             _reasons.host_of(pod)
             for uid, pod in self._pods.items()

@@ -278,7 +278,6 @@ class RunState:
         return dataclasses.replace(result, reason=self.sight.interruption(result.reason))
 
     def _lost(self) -> ProgramResult:
-        """Returns how a program ended that left no result."""
         pod = self.sight.supervisor
         events = self.sight.events_of(pod) if pod is not None else ()
         job = self.sight.jobs.get(self._names.supervisor_job)
@@ -355,7 +354,6 @@ class RunState:
 
     @property
     def _begins_anew(self) -> bool:
-        """Whether the program starts again if its supervisor is lost."""
         if len(self._movable) < len(self._plan.executables):
             return False
         # A pod ends with code 0 only if the supervisor told it that the program is over.

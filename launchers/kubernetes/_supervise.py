@@ -94,7 +94,6 @@ class _Supervision:
         self._fleet: PodFleet | None = None
 
     def launch(self, plan: LaunchPlan, shipment: Shipment) -> SupervisedProgram:
-        """Starts the program, when all its pods have called."""
         order = self._order
         tls = read_trust(_TRUST)
         deployment = Deployment(

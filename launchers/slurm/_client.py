@@ -19,7 +19,6 @@ class SlurmError(LaunchError):
 
 
 def submit(script: Path) -> str:
-    """Submits a batch script and returns the number of the job."""
     answer = call("sbatch", "--parsable", str(script), limit_s=_SUBMIT_S)
     # Warnings come before the number, and the name of the cluster after it.
     return answer.split()[-1].partition(";")[0]

@@ -69,7 +69,6 @@ class Allocation:
         return tuple(found)
 
     def placement(self) -> dict[str, str | Sequence[str]]:
-        """Returns on which hosts each executable may run: those of its component."""
         return {
             node: [name for name, (group, _) in self._places.items() if (group or 0) == number]
             for number, component in enumerate(self._components or ())
@@ -79,7 +78,6 @@ class Allocation:
     def deploy(
         self, plan: LaunchPlan, options: LaunchOptions, wanted: HostOptions, shipment: Shipment
     ) -> RunningProgram:
-        """Starts a program on the hosts; returns when its addresses are known and bound."""
         deployment = Deployment(plan, options, self.specs, wanted, shipment)
         return deploy(deployment, self._reach, _ARRIVE_S)
 

@@ -164,7 +164,6 @@ class SlurmProgram(ProgramElsewhere):
                 self._console.show(node, data)
 
     def _look(self, now: float) -> None:
-        """Reads what the supervisor has written since the last look."""
         if (stamp := self.folder.stamp("addresses")) not in (None, self._addresses_stamp):
             if (published := self.folder.read("addresses", OpenTable)) is not None:
                 self._addresses_stamp = stamp
@@ -250,7 +249,6 @@ class SlurmProgram(ProgramElsewhere):
             self._cancel_at = time.monotonic() + _KILL_S  # repeated until the job is gone
 
     def _conclude(self) -> ProgramResult:
-        """Returns how a program ended that left no result."""
         state, asked = self._state, self._stop
         if asked is not None:
             how = "" if self._is_known.is_set() else f"; job {self.job} was cancelled"

@@ -217,7 +217,6 @@ def _directive(option: str) -> str:
 
 
 def path_mistake(path: Path) -> str | None:
-    """Returns why a path cannot stand in a script; None if it can."""
     if _PLAIN_PATH.fullmatch(str(path)):
         return None
     return (
@@ -306,7 +305,6 @@ class JobState:
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended for good."""
         return self.state in _OVER
 
     @property

@@ -322,7 +322,6 @@ class Console:
         self._is_torn: dict[str, bool] = {}  # whether the last output of a node was dropped
 
     def show(self, node: str, data: bytes) -> None:
-        """Gets output of a node; prints the lines that are complete."""
         lines = data.count(b"\n")
         size = len(data) + _STEP_BYTES * (lines + data.count(b"\x1b"))
         # The writing thread makes the lines, because the thread that reads a host's link must not be late.

@@ -32,7 +32,6 @@ class NodeLogs:
             ) from error
 
     def write(self, node: str, data: bytes) -> None:
-        """Adds output of a node."""
         # Opened each time: there may be more nodes than files that a process may hold open. A full
         # disk must not end the program.
         with (

@@ -332,7 +332,6 @@ class AgentHost:
         return f"the agent of {self.name} died{self._link.explain()}"
 
     def post(self, event: Event) -> None:
-        """Reports an event of this host's nodes to the program."""
         if self._program is not None:
             self._program.post(event)
 
@@ -429,11 +428,9 @@ class AgentHost:
     # What the supervisor asks for
 
     def host_of(self, node: str) -> str:  # noqa: ARG002 - all are here
-        """Returns the name of the host."""
         return self.name
 
     def perform(self, action: NodeAction) -> None:
-        """Carries out an action on nodes."""
         if isinstance(action, Start):
             self._start(action.node, action.attempt, action.cause)
             return
@@ -500,21 +497,17 @@ class AgentHost:
         self.perform(ServersMoved(endpoints))
 
     def pids(self) -> Mapping[str, int]:
-        """Returns the process of each node that was started."""
         return dict(self._pids)
 
     def usage(self) -> Mapping[str, Usage]:
-        """Returns what workers used when the agent last reported it."""
         return dict(self._usage)
 
     def stacks(self) -> Mapping[str, str]:
-        """Returns the stacks of the workers that were asked for them."""
         return dict(self._stacks)
 
     def ask(
         self, question: str, argument: Any, nodes: Collection[str] | None, timeout_s: float
     ) -> Mapping[str, Any]:
-        """Returns what nodes answer, for those that do in time. Thread-safe."""
         return self.begin_to_ask(question, argument, nodes)(timeout_s)
 
     def begin_to_ask(

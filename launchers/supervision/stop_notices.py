@@ -39,7 +39,6 @@ class StopNotices:
             self.due = self._half_at if signum is None else min(now + _FIRST_S, self._half_at)
 
     def is_due(self, now: float) -> bool:
-        """Returns whether it is time to `look`."""
         return self.due is not None and now >= self.due
 
     def look(self, waited_for: Mapping[str, bool], now: float) -> None:

@@ -62,7 +62,6 @@ class WatchedProgram(RunningProgram):
         )
 
     def watch(self) -> None:
-        """Begins to watch it."""
         self._thread.start()
 
     def await_up(self) -> None:
@@ -86,36 +85,29 @@ class WatchedProgram(RunningProgram):
             raise LaunchError(self._failure)
 
     def post(self, event: Event) -> None:
-        """Queues an event. From any thread."""
         self._events.put(event)
 
     def request_stop(self, reason: str, signum: int | None = None) -> None:
-        """Asks all nodes to end; what is pending is cancelled."""
         self._was_asked = True
         self.post(StopAsked(reason, signum))
 
     def kill(self) -> None:
-        """Ends all nodes by force."""
         self._is_in_hurry = self._was_asked = True
         self.post(KillAsked())
 
     @property
     def result(self) -> ProgramResult | None:
-        """How the program ended; None while it runs or is pending."""
         return self._result
 
     @property
     def log_dir(self) -> Path | None:
-        """Where the output of the nodes is kept; None if it is not kept here."""
         return self._log_dir
 
     @property
     def crash_dir(self) -> Path | None:
-        """Folder with the report of a failure; None without one."""
         return self._crash_dir
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Waits until the program has ended."""
         # Not Thread.join: if Ctrl-C interrupts it, it counts the thread as ended (Python < 3.13).
         if not self._ended.wait(timeout_s):
             return False
