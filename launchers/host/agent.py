@@ -77,6 +77,7 @@ from launchpad_lite.life.events import (
 )
 from launchpad_lite.life.result import advice_on
 from launchpad_lite.nodes.courier import CourierNode  # noqa: F401 - for workers
+from launchpad_lite.parts.as_json import from_json
 from launchpad_lite.parts.log_file import LogFile
 from launchpad_lite.parts.marks import MARK
 from launchpad_lite.parts.private_files import make_folder
@@ -595,7 +596,7 @@ class Agent:
             os.dup2(out, 2)
             self._forget_all(control.fileno(), stacks_fd)
             _reset_interpreter()
-            grant = Grant.decode(frame["grant"])
+            grant: Grant = from_json(Grant, frame["grant"])
             grant.apply()
             if grant.needs_interpreter:
                 from launchers.host.interpreter import begin_anew

@@ -1,13 +1,11 @@
 """What a worker gets of its host. The worker applies it before any code of the user runs."""
 
 import contextlib
-import dataclasses
 import os
 import resource
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from launchpad_lite.parts.devices import VISIBLE_DEVICES
 
@@ -23,15 +21,6 @@ class Grant:
     ram_bytes: int | None = None  # for each of its processes; None: any
     environment: Mapping[str, str | None] = field(default_factory=dict)  # None removes a variable
     interpreter: str | None = None  # None: the agent's
-
-    def encode(self) -> dict[str, Any]:
-        """Returns its fields as JSON can hold them."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def decode(cls, fields: Mapping[str, Any]) -> "Grant":
-        """Returns what was encoded."""
-        return cls(**{**fields, "cores": tuple(fields["cores"])})
 
     @property
     def devices(self) -> tuple[str, ...]:

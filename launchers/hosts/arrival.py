@@ -21,6 +21,7 @@ from launchers.host import boot
 from launchers.host.link import SIGNS_PER_SILENCE, LinkFrame, LinkReader, Reach, write_all
 from launchers.supervision.agent_link import AgentLink
 from launchpad_lite.errors import LaunchError
+from launchpad_lite.parts.as_json import from_json
 from launchpad_lite.parts.marks import MARK
 
 #: Reads a line with a length, then a program of that length. It buffers nothing, because that program reads
@@ -66,13 +67,8 @@ class Facts:
     @classmethod
     def here(cls) -> "Facts":
         """Returns the facts of this process that must agree with those of a host."""
-        return cls.decode(boot.facts(()))
-
-    @classmethod
-    def decode(cls, fields: Mapping[str, Any]) -> "Facts":
-        """Returns facts that JSON may have held."""
-        fixed: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-        return cls(**fixed)
+        facts: Facts = from_json(cls, {**boot.facts(()), "missing": ()})
+        return facts
 
 
 @dataclass(frozen=True)
@@ -175,9 +171,10 @@ class Arrival:
             self.frames.begin(give_up_at)
         # An installation has no time limit. If the link breaks meanwhile, the command ends.
         installs = self._hello.requirements is not None
-        facts = self._read("facts", math.inf if installs else give_up_at)
+        told = self._read("facts", math.inf if installs else give_up_at)
         self._pinger.start()
-        return Facts.decode(facts.fields)
+        facts: Facts = from_json(Facts, told.fields)
+        return facts
 
     def ship(self, archives: Mapping[str, bytes]) -> None:
         """Sends the trees that the host lacks, by key."""

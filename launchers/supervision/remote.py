@@ -54,6 +54,7 @@ from launchpad_lite.life.events import (
     to_fields,
 )
 from launchpad_lite.life.result import MOST_CALLS
+from launchpad_lite.parts.as_json import to_json
 from launchpad_lite.parts.log_file import log_path
 from launchpad_lite.parts.private_files import make_folder, write_private
 
@@ -463,7 +464,7 @@ class AgentHost:
         log = str(log_path(self._log_dir, node)) if self._link.keeps_logs else None
         fields: dict[str, Any] = {"node": node, "attempt": attempt, "log": log}
         fields["log_limit_bytes"] = self._log_limit_bytes
-        fields["grant"] = grant.encode()
+        fields["grant"] = to_json(grant)
         fields["has_flags"] = bool(payload.flags.values)
         if attempt:
             why = "it is always restarted" if cause is None else cause.summary

@@ -23,6 +23,7 @@ from launchers.host.link import LinkFrame, write_all
 from launchers.supervision.agent_link import start_agent_here
 from launchers.supervision.payloads import payloads
 from launchpad_lite.launching import AddressTable, LaunchOptions
+from launchpad_lite.parts.as_json import to_json
 from launchpad_lite.testing import poll_until
 from tests.launchers.scripts import Script, without_logs_line
 
@@ -324,7 +325,7 @@ def test_what_happens_to_a_node_is_said_before_output_that_waits_and_its_end_aft
 
     def run(node: str) -> None:
         body, fields = work[node].encode(), {"node": node, "attempt": 0, "log": None}
-        options = {"has_flags": False, "grant": Grant().encode()}
+        options = {"has_flags": False, "grant": to_json(Grant())}
         write_all(stdin.fileno(), LinkFrame("start", {**fields, **options}, body).encode())
         poll_until(workers, 20)
         poll_until(lambda: not workers(), 20)
