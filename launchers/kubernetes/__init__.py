@@ -19,7 +19,6 @@ from launchers.hosts.shipping import pack_up
 from launchers.hosts.toml import read_toml
 from launchers.kubernetes._admission import refusals
 from launchers.kubernetes._agreed import DETACHED, FIRST_PORT, PLAN_ANNOTATION, SUPERVISOR
-from launchers.kubernetes._checks import mistakes as mistakes_in
 from launchers.kubernetes._client import Api, ApiError, Json, created_by
 from launchers.kubernetes._names import Names
 from launchers.kubernetes._objects import (
@@ -194,8 +193,6 @@ class KubernetesLauncher(Launcher):
         try:
             manifests = self._manifests("program", _with_ports(executables), LaunchOptions())
             found += manifests.mistakes()
-            if not found:
-                found += mistakes_in(manifests.objects(), manifests.cluster.names)
         except (ValueError, TypeError) as error:
             found.append(str(error))
         return found
@@ -255,7 +252,7 @@ class KubernetesLauncher(Launcher):
     def _make(
         self, plan: LaunchPlan, options: LaunchOptions, *, suspended: bool
     ) -> tuple[Names, PackedRun, list[Json]]:
-        """Returns all objects of a run; raises LaunchError if a cluster would not take them."""
+        """Returns all objects of a run; LaunchError if they cannot be made."""
         executables = _with_ports(plan.executables)
         shipment = pack_up(plan.executables, is_installed=True)
         try:
@@ -273,8 +270,6 @@ class KubernetesLauncher(Launcher):
             objects = dataclasses.replace(manifests, files=packed).objects(suspended=suspended)
         except ValueError as error:
             raise LaunchError(f"program {plan.program!r}: {error}") from error
-        if found := mistakes_in(objects, names):
-            raise LaunchError("\n".join(found))
         return names, packed, objects
 
     def emit(self, plan: LaunchPlan, options: LaunchOptions) -> Mapping[str, bytes]:

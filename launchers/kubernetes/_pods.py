@@ -1,6 +1,6 @@
 """What users want of pods: a typed override that reaches any field of the pod template. Pure.
 
-Names and quantities are checked by `checks`; all else the API server judges (`admission`).
+What is in it, the API server judges (`admission`).
 """
 
 import dataclasses

@@ -15,7 +15,6 @@ from hypothesis import given, settings, strategies as st
 
 import launchpad_lite as lp
 from launchers.kubernetes import KubernetesLauncher
-from launchers.kubernetes._checks import mistakes
 from launchers.kubernetes._names import Names
 from launchers.kubernetes._objects import Cluster, Group, Manifests, owned
 from launchers.kubernetes._order import PackedRun, WorkVolume
@@ -727,7 +726,6 @@ def test_whatever_users_write_is_at_most_a_mistake(
         base, over = (PodOptions(image="i", patch={"spec": patch}) for patch in (first, second))
         objects = made(group("actor", pod=over.over(base), together=together))
         json.dumps(objects, allow_nan=False)
-        mistakes(objects, Names.of("program", ["actor"], "demo"))
 
 
 @pytest.mark.parametrize("affinity", [None, {"podAffinity": None}, {"podAffinity": 7}, 7, [7]])
