@@ -210,34 +210,16 @@ def _not_json(value: object, where: str) -> Iterator[str]:
 
 
 def _patch_mistakes(patch: Mapping[str, Any]) -> Iterator[str]:
-    for name in patch:
+    for name, value in patch.items():
         if name not in ("metadata", "spec"):
             yield f"patch: a pod template has metadata and spec, not {name!r}"
-    for name in ("metadata", "spec"):
-        if name in patch:
-            if isinstance(patch[name], Mapping):
-                yield from _key_mistakes(patch[name], f"patch.{name}")
-            else:
-                yield f"patch.{name}: a dict, not {patch[name]!r}"
-
-
-def _key_mistakes(patch: Mapping[str, Any], where: str) -> Iterator[str]:
-    for name, value in patch.items():
-        key = _KEYS.get(name)
-        here = f"{where}.{name}"
-        if key is None or value is None:
-            if isinstance(value, Mapping):
-                yield from _key_mistakes(value, here)
-        elif not _is_list(value):
-            yield f"{here}: a list of dicts with {key!r}, not {value!r}"
+        elif not isinstance(value, Mapping):
+            yield f"patch.{name}: a dict, not {value!r}"
         else:
-            for index, each in enumerate(value):
-                if not isinstance(each, Mapping) or not isinstance(each.get(key), str | int):
-                    yield f"{here}[{index}]: a dict with {key!r}, not {each!r}"
-                elif each.get(_DIRECTIVE, "delete") != "delete":
-                    yield f"{here}[{each[key]}].{_DIRECTIVE}: 'delete', not {each[_DIRECTIVE]!r}"
-                else:
-                    yield from _key_mistakes(each, f"{here}[{each[key]}]")
+            try:
+                _merged({}, value, f"patch.{name}")
+            except ValueError as error:
+                yield str(error)
 
 
 def _merged(base: Any, patch: Any, where: str) -> Any:
@@ -254,10 +236,17 @@ def _merged(base: Any, patch: Any, where: str) -> Any:
             if key is None or value is None:
                 merged[name] = _merged(merged.get(name), value, here)
                 continue
+            if not _is_list(value):
+                raise ValueError(f"{here}: a list of dicts with {key!r}, not {value!r}")
             entries = {each[key]: each for each in merged.get(name) or ()}
-            for each in value:
+            for index, each in enumerate(value):
+                if not isinstance(each, Mapping) or not isinstance(each.get(key), str | int):
+                    raise ValueError(f"{here}[{index}]: a dict with {key!r}, not {each!r}")
+                there = f"{here}[{each[key]}]"
+                if (how := each.get(_DIRECTIVE, "delete")) != "delete":
+                    raise ValueError(f"{there}.{_DIRECTIVE}: 'delete', not {how!r}")
                 before = None if _DIRECTIVE in each else entries.get(each[key])
-                entries[each[key]] = _merged(before, each, f"{here}[{each[key]}]")
+                entries[each[key]] = _merged(before, each, there)
             merged[name] = list(entries.values())
         return merged
     if base is not None and patch is not None:
