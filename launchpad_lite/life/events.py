@@ -279,12 +279,11 @@ class RequestStop(_NodeAction):
     interrupts: bool = field(default=False, compare=False)
 
 
-class LetGo(_NodeAction):
-    """Let a node that has done its work stop serving; while all stop, `RequestStop` does that."""
+@dataclass(eq=False, repr=False)
+class Tell(_NodeAction):
+    """Have a node do something: a method of its `NodeRuntime`, by its name."""
 
-
-class EndCalls(_NodeAction):
-    """Refuse new calls of a node that was asked to end and does not check for that."""
+    method: str
 
 
 @dataclass(eq=False, repr=False)
@@ -318,7 +317,7 @@ class Finish(_Message):
 #: Actions of the host of a node on its worker.
 WorkerAction = Start | DumpStacks | Ask | Terminate | Kill
 #: Actions of a node itself: see `NodeRuntime.obey`.
-Request = RequestStop | LetGo | EndCalls | ServersEnded | ServersLost | ServersMoved
+Request = RequestStop | Tell | ServersEnded | ServersLost | ServersMoved
 NodeAction = WorkerAction | Request
 Action = NodeAction | Finish
 

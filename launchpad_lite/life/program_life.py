@@ -26,7 +26,6 @@ from launchpad_lite.life.events import (
     CutShort,
     Debugged,
     DumpStacks,
-    EndCalls,
     Ended,
     Event,
     Failed,
@@ -38,7 +37,6 @@ from launchpad_lite.life.events import (
     Kill,
     KillAsked,
     Leaving,
-    LetGo,
     Logged,
     NodeEvent,
     Placed,
@@ -47,6 +45,7 @@ from launchpad_lite.life.events import (
     Start,
     StopAsked,
     StopReceived,
+    Tell,
     Terminate,
     Tick,
 )
@@ -333,7 +332,7 @@ class ProgramLife:
                 node.worker.left_unasked = event.unasked
                 node.worker.signs.clear()
                 # While all stop, its callers may still call it: it is asked in its turn.
-                return [] if self.stopping else [LetGo(node.name)]
+                return [] if self.stopping else [Tell(node.name, "let_go")]
             case CutShort():
                 self._cut_short.append(self._stamped(node, event.failure, now))
             case Failing():
@@ -774,7 +773,7 @@ class ProgramLife:
         if not node.hold.ignores_stop or node.hold.calls_ended:
             return []
         node.hold.calls_ended = True
-        return [EndCalls(node.name)]
+        return [Tell(node.name, "end_calls")]
 
     def _release(self, node: _NodeLife) -> None:
         if node.hold.delays_callees:

@@ -140,7 +140,7 @@ class Parts(ThreadHost):
 
     def perform(self, action: events.NodeAction) -> None:
         """Does the actions on parts; clients from handles belong to the whole."""
-        if isinstance(action, events.EndCalls):
+        if isinstance(action, events.Tell) and action.method == "end_calls":
             self.outer.clients.do(lowlevel.stop_calling)
         elif isinstance(action, events.Terminate | events.Kill):
             if action.node in self._forced:

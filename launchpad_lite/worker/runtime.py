@@ -23,12 +23,10 @@ from launchpad_lite.errors import NoProgramError
 from launchpad_lite.life.events import (
     Constructed,
     CutShort,
-    EndCalls,
     Failed,
     Healthy,
     Heartbeat,
     Leaving,
-    LetGo,
     Looked,
     Request,
     RequestStop,
@@ -38,6 +36,7 @@ from launchpad_lite.life.events import (
     ServersMoved,
     StopAsked,
     StopReceived,
+    Tell,
 )
 from launchpad_lite.life.policies import Liveness
 from launchpad_lite.life.result import CONSEQUENCES, MOST_CALLS, NodeFailure
@@ -243,10 +242,8 @@ class NodeRuntime:
         match request:
             case RequestStop():
                 self.request_stop(interrupts=request.interrupts)
-            case LetGo():
-                self._may_go.set()
-            case EndCalls():
-                self.end_calls()
+            case Tell():
+                getattr(self, request.method)()
             case ServersEnded():
                 endpoints = [self.table.endpoints[key] for key in request.keys]
                 self._tell_clients(lambda clients: clients.note_ended(endpoints))
@@ -309,6 +306,10 @@ class NodeRuntime:
         with self._hearing:  # so that the last report is right
             # A node that is being constructed, or only serves, has no code that could check.
             self.say(StopReceived, self._listens or not self._runs)
+
+    def let_go(self) -> None:
+        """Lets a node that has done its work stop serving; while all stop, the request to end does that."""
+        self._may_go.set()
 
     def end_calls(self) -> None:
         """Refuses new calls, unless the node has checked for the stop meanwhile.

@@ -9,13 +9,13 @@ import pytest
 import courier
 import launchpad_lite as lp
 from launchpad_lite.life.events import (
-    EndCalls,
     RequestStop,
     Said,
     ServersEnded,
     ServersLost,
     ServersMoved,
     StopReceived,
+    Tell,
 )
 from launchpad_lite.worker.address import AddressTable
 from launchpad_lite.worker.runtime import NodeRuntime, NodeSetup
@@ -119,7 +119,7 @@ def test_parts_that_begin_when_calls_were_ended_make_none(
 ) -> None:
     family.table.endpoints[_KEY] = learner.address
     family.host.obey(RequestStop("host[0]"))
-    family.host.obey(EndCalls("host[0]"))
+    family.host.obey(Tell("host[0]", "end_calls"))
     with family.gathered():
         for each in (family.part, family.part_of_part):
             assert each.stop_event.is_set()

@@ -1,5 +1,6 @@
 """The state machine of a program's life: by example, and by property in worlds that misbehave."""
 
+import functools
 import itertools
 import math
 import random
@@ -28,7 +29,6 @@ from launchpad_lite.life.events import (
     CutShort,
     Debugged,
     DumpStacks,
-    EndCalls,
     Ended,
     Event,
     Failed,
@@ -39,13 +39,13 @@ from launchpad_lite.life.events import (
     Kill,
     KillAsked,
     Leaving,
-    LetGo,
     Placed,
     Preempted,
     RequestStop,
     Start,
     StopAsked,
     StopReceived,
+    Tell,
     Terminate,
     Tick,
 )
@@ -59,6 +59,8 @@ BLAME_S, DEAF_S = DEFAULT.blame_s, DEFAULT.unaware_s
 #: Floats are not exact.
 EPS = 1e-6
 RAISED = ExceptionReport.of(ValueError("broke"))
+let_go = functools.partial(Tell, method="let_go")
+end_calls = functools.partial(Tell, method="end_calls")
 
 
 def failure(
@@ -238,11 +240,11 @@ class Life:
         assert not worker.gone, f"{action} to a worker that is gone"
         if isinstance(action, RequestStop):
             self._check_asking(action.node, worker)
-        elif isinstance(action, EndCalls):
+        elif action == end_calls(action.node):
             assert worker.leaves_at is not None, "nobody asked it to end"
             assert worker.is_deaf, "it listens"
             assert not worker.is_forced
-        elif isinstance(action, LetGo):
+        elif action == let_go(action.node):
             assert worker.leaving, "it has not done its work"
             assert not self.machine.stopping, "its callers may have more to hand in"
         elif isinstance(action, Terminate):
@@ -549,7 +551,7 @@ STORIES = {
             (StopReceived("a", 0, listens=False), []),
             (DEAF_S - EPS, []),
             (StopReceived("a", 0, listens=False), []),  # saying it again does not prolong it
-            (2 * EPS, [EndCalls("a"), RequestStop("b")]),
+            (2 * EPS, [end_calls("a"), RequestStop("b")]),
             (StopReceived("a", 0, listens=False), []),
             (2 * DEAF_S, []),  # its calls have ended already
         ],
@@ -572,7 +574,7 @@ STORIES = {
         [
             *((StopReceived(name, 0, listens=False), []) for name in "abc"),
             (DEAF_S, []),
-            (STOP, [does(name) for name in "abc" for does in (RequestStop, EndCalls)]),
+            (STOP, [does(name) for name in "abc" for does in (RequestStop, end_calls)]),
         ],
     ),
     "how an earlier worker heard the stop says nothing of the new one": Story(
@@ -592,8 +594,8 @@ STORIES = {
         CHAIN,
         [
             *((Constructed(name, 0, True), []) for name in "abc"),
-            (Leaving("a", 0), [LetGo("a")]),
-            (Leaving("c", 0), [LetGo("c")]),
+            (Leaving("a", 0), [let_go("a")]),
+            (Leaving("c", 0), [let_go("c")]),
             (100.0, []),
             (STOP, [RequestStop("a")]),
             (Leaving("b", 0), []),  # its callers may have more for it

@@ -13,7 +13,7 @@ from launchpad.address import Address
 from launchpad.context import LaunchContext, LaunchType, set_context
 from launchpad_lite import Handle, Node
 from launchpad_lite.launching import AddressTable, freeze
-from launchpad_lite.life.events import Leaving, LetGo, RequestStop, Said, StopAsked
+from launchpad_lite.life.events import Leaving, RequestStop, Said, StopAsked, Tell
 from launchpad_lite.life.timing import DEFAULT
 from launchpad_lite.nodes.base import NodeRuntime, PlanContext, Task, Work
 from launchpad_lite.worker.runtime import NodeSetup
@@ -76,7 +76,7 @@ class OriginalNode(Node[Any]):
         def supervise(said: Said) -> None:
             """Ends the node when its work is done, or when it asks for the stop."""
             if isinstance(said, Leaving):
-                runtime.obey(LetGo(name))
+                runtime.obey(Tell(name, "let_go"))
             elif isinstance(said, StopAsked):
                 runtime.obey(RequestStop(name))
 
