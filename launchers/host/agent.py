@@ -148,51 +148,38 @@ class _WorkerProcess:
             os.close(fd)
 
 
-class _PodLog:
-    """Forwards the output of nodes to the output of their pod, without blocking the agent.
-
-    Other processes share the descriptor, so it stays in blocking mode. A descriptor that is ready
-    takes at least as many bytes as a pipe takes in one piece.
-    """
+class _PodLog(SendBuffer):
+    """Forwards the output of nodes to the output of their pod, without blocking the agent."""
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self._buffer = bytearray()
+        super().__init__(fd)
         self._skipped_bytes = 0
         self._room = select.poll()
         self._room.register(fd, select.POLLOUT)
 
-    def __len__(self) -> int:
-        return len(self._buffer)
+    def _write(self, data: memoryview) -> int:
+        # Other processes share the descriptor, so it stays in blocking mode. One that is ready takes at least as
+        # many bytes as a pipe takes in one piece.
+        if not self._room.poll(0):
+            raise BlockingIOError
+        return os.write(self.fd, data[: select.PIPE_BUF])
 
-    def put(self, data: bytes) -> None:
-        if len(self._buffer) > _MAX_WAITING_BYTES:
+    def show(self, data: bytes) -> None:
+        if len(self) > _MAX_WAITING_BYTES:
             self._skipped_bytes += len(data)
             return
         self._note_skipped()
-        self._buffer += data
-        self.flush()
+        self.add(data)
 
     def _note_skipped(self) -> None:
         if self._skipped_bytes:
             note = f"\n[{self._skipped_bytes} bytes are missing: they came too fast for this log]\n"
             self._skipped_bytes = 0
-            self._buffer += note.encode()
-
-    def flush(self) -> None:
-        """Writes what fits; drops everything if it cannot be written."""
-        try:
-            while self._buffer and self._room.poll(0):
-                written = os.write(self.fd, memoryview(self._buffer)[: select.PIPE_BUF])
-                del self._buffer[:written]
-        except BlockingIOError:
-            pass
-        except OSError:  # a full disk must not end the program
-            self._buffer.clear()
+            self.add(note.encode())
 
     def finish(self, give_up_at: float) -> None:
         self._note_skipped()
-        while self._buffer and (left_s := give_up_at - time.monotonic()) > 0:
+        while len(self) and (left_s := give_up_at - time.monotonic()) > 0:
             self._room.poll(1000 * left_s)
             self.flush()
 
@@ -661,7 +648,7 @@ class Agent:
             with contextlib.suppress(OSError):  # a full disk must not end the program
                 worker.log.write(data)
         if self._pod_log is not None:
-            self._pod_log.put(data)
+            self._pod_log.show(data)
         worker.last_output = (worker.last_output + data)[-_LAST_OUTPUT_BYTES:]
         if self._waiting_bytes > _MAX_WAITING_BYTES:
             worker.skipped_bytes += len(data)

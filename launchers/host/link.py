@@ -170,14 +170,17 @@ class SendBuffer:
 
     def put(self, frame: LinkFrame) -> None:
         """Adds a frame and writes what fits."""
-        self._buffer += frame.encode()
+        self.add(frame.encode())
+
+    def add(self, data: bytes) -> None:
+        self._buffer += data
         self.flush()
 
     def flush(self) -> None:
         """Writes what fits; drops everything when there is no reader any more."""
         try:
             while self._buffer and not self.broken:
-                written = os.write(self.fd, memoryview(self._buffer)[:_READ_BYTES])
+                written = self._write(memoryview(self._buffer))
                 del self._buffer[:written]
                 self.written += written
         except BlockingIOError:
@@ -186,3 +189,6 @@ class SendBuffer:
             self.broken = True
         if self.broken:
             self._buffer.clear()
+
+    def _write(self, data: memoryview) -> int:
+        return os.write(self.fd, data[:_READ_BYTES])

@@ -437,11 +437,11 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 def test_a_pods_log_says_how_much_it_lacks(pipe: tuple[int, int]) -> None:
     log = _PodLog(pipe[1])
-    log.put(b"x" * (17 << 20))  # more than may wait
-    log.put(b"y" * 123)
+    log.show(b"x" * (17 << 20))  # more than may wait
+    log.show(b"y" * 123)
     while os.read(pipe[0], 1 << 20)[-1:] == b"x" and len(log):
         log.flush()
-    log.put(b"z")
+    log.show(b"z")
     assert os.read(pipe[0], 1 << 16).endswith(
         b"\n[123 bytes are missing: they came too fast for this log]\nz"
     )
@@ -450,7 +450,7 @@ def test_a_pods_log_says_how_much_it_lacks(pipe: tuple[int, int]) -> None:
 def test_a_pods_log_that_cannot_be_written_is_given_up(pipe: tuple[int, int]) -> None:
     os.close(pipe[0])
     log = _PodLog(pipe[1])
-    log.put(b"words")
+    log.show(b"words")
     assert not len(log)
 
 
