@@ -30,7 +30,7 @@ from launchers.hosts.host_options import HostOptions, Tunnel
 from launchers.hosts.placement import Room, Strategy, hosts_chosen, place
 from launchers.hosts.reachability import LAUNCHER, Views, choose_addresses
 from launchers.hosts.shipping import Shipment
-from launchers.hosts.trust import Authority, refuse_clock
+from launchers.hosts.trust import Authority
 from launchers.supervision.allotment import allot
 from launchers.supervision.console import Console, Output
 from launchers.supervision.logs import NodeLogs
@@ -259,14 +259,11 @@ def _survey(deployment: Deployment, hosts: Mapping[str, AgentHost]) -> _Survey:
         spec, word = specs[host.name], secrets.token_hex(WORD_BYTES)
         question = {"word": word, "listen_host": _LISTEN_HOST}
         answer = host.ask_agent(LinkFrame("survey", question))
-        here_s, there_s = time.time(), answer["time_s"]
-        if deployment.issue is None:  # otherwise the host has already used its certificate
-            mistake = refuse_clock(host.name, there_s, here_s)
-            _refuse([mistake] if mistake is not None else [])
+        ahead_s = answer["time_s"] - time.time()
         machine = Machine.decode(answer["machine"], host.name)
         machine = machine.limited(cpu=spec.cpu, ram_gib=spec.ram_gib, gpu=spec.gpu)
         addresses = [spec.address] if spec.address else answer["addresses"]
-        return machine, Target(host.name, addresses, answer["port"], word), there_s - here_s
+        return machine, Target(host.name, addresses, answer["port"], word), ahead_s
 
     found = dict(zip(hosts, _on_all(ask, hosts.values()), strict=True))
     machines = {name: machine for name, (machine, _, _) in found.items()}

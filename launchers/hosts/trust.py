@@ -19,11 +19,10 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-#: Certificates are valid from this long ago, so that hosts whose clocks are behind, or set to local time,
-#: accept new ones.
-_BEFORE = dt.timedelta(days=1)
-#: "No well-defined expiration date" (RFC 5280, section 4.1.2.5). It must outlast every run. An
-#: earlier end would protect nothing: no server trusts the authority once the run is over.
+#: Certificates are always valid, so that hosts whose clocks are wrong accept them, and no run outlasts them. Limits
+#: would protect nothing: no server trusts the authority before or after the run. The end is "no
+#: well-defined expiration date" (RFC 5280, section 4.1.2.5).
+_BEGIN = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _END = dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.timezone.utc)
 #: Longest common name, in characters (RFC 5280, appendix A.1).
 _MAX_NAME = 64
@@ -31,20 +30,6 @@ _MAX_NAME = 64
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 #: With underscores, which the standard forbids in host names, but people use.
 _DNS_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
-
-
-def refuse_clock(host: str, there_s: float, here_s: float) -> str | None:
-    """Returns what is wrong with the clock of a host that would not trust our certificates."""
-    if here_s - there_s < _BEFORE.total_seconds():
-        return None  # a clock that is ahead accepts certificates, because they do not expire
-    there, here = (
-        dt.datetime.fromtimestamp(each_s, dt.timezone.utc) for each_s in (there_s, here_s)
-    )
-    return (
-        f"{host}: its clock says {there:%Y-%m-%d %H:%M} UTC, and that of the launcher "
-        f"{here:%Y-%m-%d %H:%M}: it would take certificates of this run for not valid yet. "
-        "Set the clock that is wrong"
-    )
 
 
 class Authority:
@@ -120,7 +105,7 @@ def _certify(name: str, addresses: Iterable[str], signer: _Signer | None) -> _Si
         .issuer_name(subject if signer is None else signer[1].subject)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(dt.datetime.now(dt.timezone.utc) - _BEFORE)
+        .not_valid_before(_BEGIN)
         .not_valid_after(_END)
         .add_extension(constraints, critical=True)
         .add_extension(usage, critical=True)
