@@ -35,7 +35,7 @@ _KEEP_S = 30 * 24 * 3600
 SOURCE = ""
 #: How many lines are shown of an installation that failed.
 _LAST_LINES = 20
-#: Seconds to wait for the first message of the launcher.
+#: Seconds to wait for the first message of the launcher, and until it has packed code.
 _HELLO_S = 60.0
 #: How many waits in turn make up the silence after which the launcher counts as gone.
 _TURNS = 8
@@ -50,7 +50,6 @@ def main(hello: "dict[str, Any] | None" = None) -> None:
     if hello is None:
         os.write(link.output, MARKER)
         hello = link.read("hello")
-    link.silence_s = hello["silence_s"]
     try:
         if is_first and hello["requirements"] is not None:
             _go_on_in_environment(link, hello)
@@ -58,6 +57,7 @@ def main(hello: "dict[str, Any] | None" = None) -> None:
         missing = [key for key in hello["trees"] if not cache.has_tree(key)]
         link.write("facts", missing=missing, **facts(hello["packages"]))
         shipped = link.read("ship")
+        link.silence_s = hello["silence_s"]
         for key, size in shipped["sizes"].items():
             cache.add_tree(key, link.take(size))
         folders = [cache.tree(key) for key in hello["trees"]]
@@ -94,13 +94,11 @@ class _LauncherLink:
         self.silence_s = _HELLO_S
 
     def read(self, op: str) -> "dict[str, Any]":
-        while True:
-            length, _ = _HEADER.unpack(self.take(_HEADER.size))
-            fields: "dict[str, Any]" = json.loads(self.take(length).decode())
-            if fields["op"] == op:
-                return fields
-            if fields["op"] != "ping":  # a sign of life, while other hosts come up
-                raise ValueError("the launcher said %r instead of %r" % (fields["op"], op))
+        length, _ = _HEADER.unpack(self.take(_HEADER.size))
+        fields: "dict[str, Any]" = json.loads(self.take(length).decode())
+        if fields["op"] != op:
+            raise ValueError("the launcher said %r instead of %r" % (fields["op"], op))
+        return fields
 
     def take(self, size: int) -> bytes:
         """Reads so many bytes and not one more: the agent reads the next."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launchers.host import boot
-from launchers.host.link import SIGNS_PER_SILENCE, LinkFrame, LinkReader, Reach, write_all
+from launchers.host.link import LinkFrame, LinkReader, Reach, write_all
 from launchers.supervision.agent_link import AgentLink
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.parts.as_json import from_json
@@ -77,7 +77,7 @@ class Hello:
 
     trees: tuple[str, ...]  # keys, in the order of `sys.path`
     packages: tuple[str, ...]  # whose versions the host is to report
-    silence_s: float  # after which the host counts the launcher as gone
+    silence_s: float  # after which each side counts the other as gone
     requirements: str | None = None  # text for `pip install --requirement`
     cache: str | None = None
     in_pod: bool = False
@@ -139,12 +139,7 @@ class Arrival:
         self._hello = hello
         self._last_words_s = last_words_s
         self._close_s = close_s
-        self._ping_s = hello.silence_s / SIGNS_PER_SILENCE
-        self._taken_over = threading.Event()
         self._sending = threading.Lock()
-        self._pinger = threading.Thread(
-            target=self._keep_awake, name=f"launchpad-ping-{name}", daemon=True
-        )
         self.process = _start(name, command) if process is None else process
         stdin, stdout, stderr = self.process.stdin, self.process.stdout, self.process.stderr
         assert stdin is not None
@@ -172,7 +167,6 @@ class Arrival:
         # An installation has no time limit. If the link breaks meanwhile, the command ends.
         installs = self._hello.requirements is not None
         told = self._read("facts", math.inf if installs else give_up_at)
-        self._pinger.start()
         facts: Facts = from_json(Facts, told.fields)
         return facts
 
@@ -186,17 +180,6 @@ class Arrival:
     def await_agent(self, give_up_at: float) -> None:
         """Waits until the agent runs. Raises LaunchError if it cannot start."""
         self._read("ready", give_up_at)
-
-    def _keep_awake(self) -> None:
-        """Pings a host that waits for slower hosts: otherwise it would count the launcher as gone."""
-        while not self._taken_over.wait(self._ping_s):
-            with self._sending:
-                write_all(self._stdin.fileno(), LinkFrame("ping").encode())
-
-    def _stop_pinging(self) -> None:
-        self._taken_over.set()
-        if self._pinger.ident is not None:
-            self._pinger.join()
 
     def _read(self, op: str, give_up_at: float) -> LinkFrame:
         with self._failures():
@@ -241,13 +224,12 @@ class Arrival:
         self._complaints.join(self._last_words_s)
         return self.explanation()
 
-    def link(self, silence_s: float) -> AgentLink:
-        """Returns the link to the agent, which runs by now and counts as lost after a silence."""
-        self._stop_pinging()
+    def link(self) -> AgentLink:
+        """Returns the link to the agent, which runs by now."""
         return AgentLink(
             self.process,
             self.frames,
-            silence_s,
+            self._hello.silence_s,
             self.command[0],
             keeps_logs=False,
             explain=self.last_words,
@@ -257,7 +239,6 @@ class Arrival:
 
     def close(self) -> None:
         """Ends the command, and so all that it started on the host. May be repeated."""
-        self._taken_over.set()
         # On the host, the end of the input ends everything. This comes first, because a slow or stuck link
         # may block a thread that writes to it.
         with contextlib.suppress(ProcessLookupError):
@@ -267,7 +248,6 @@ class Arrival:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self._stop_pinging()
         with self._sending, contextlib.suppress(OSError):
             self._stdin.close()
         # A thread that still reads there has seen the end by now. Closed earlier, it would wait forever.

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import math
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -145,15 +146,17 @@ def _bring_up(
     for spec in specs:
         arrivals.append(reach_host(spec, hello))
         undo.callback(arrivals[-1].close)
-    _ship(deployment, arrivals, time.monotonic() + limit_s)
-    hosts = {}
-    for arrival in arrivals:
-        link = arrival.link(wanted.silence_s)
-        hosts[arrival.name] = AgentHost(arrival.name, link, deployment.output)
-        undo.callback(hosts[arrival.name].close)
-    for host in hosts.values():  # called first: all end at the same time, then each is waited for
-        undo.callback(host.begin_to_close)
-    return hosts
+    hosts: dict[str, AgentHost] = {}
+
+    def close() -> None:
+        for host in [*hosts.values()]:  # all end at the same time, then each is waited for
+            host.begin_to_close()
+        for host in [*hosts.values()]:
+            host.close()
+
+    undo.callback(close)
+    _ship(deployment, arrivals, time.monotonic() + limit_s, hosts)
+    return {arrival.name: hosts[arrival.name] for arrival in arrivals}
 
 
 def _on_all(do: Callable[[T], R], items: Iterable[T]) -> list[R]:
@@ -178,27 +181,32 @@ def _on_all(do: Callable[[T], R], items: Iterable[T]) -> list[R]:
 
 def _refuse(mistakes: Sequence[str]) -> None:
     if mistakes:
-        raise LaunchError("\n".join(mistakes))
+        raise LaunchError("\n".join(dict.fromkeys(mistakes)))
 
 
-def _ship(deployment: Deployment, arrivals: Sequence[Arrival], give_up_at: float) -> None:
-    """Sends the hosts the code that they lack, and waits until their agents run."""
+def _ship(
+    deployment: Deployment,
+    arrivals: Sequence[Arrival],
+    give_up_at: float,
+    hosts: dict[str, AgentHost],
+) -> None:
+    """Sends each host the code that it lacks; adds it to `hosts` as soon as its agent runs."""
     here, requires, in_pods = Facts.here(), deployment.shipment.requires, deployment.in_pods
+    packing = threading.Lock()
+    archives: dict[str, bytes] = {}
 
-    def lacking(arrival: Arrival) -> Sequence[str]:
+    def ship(arrival: Arrival) -> None:
         there = arrival.facts(give_up_at)
         mistakes = mismatches(here, there, requires, in_pods=in_pods)
         _refuse([f"{arrival.name}: {mistake}" for mistake in mistakes])
-        return there.missing
-
-    missing = dict(zip([a.name for a in arrivals], _on_all(lacking, arrivals), strict=True))
-    needed = {key for keys in missing.values() for key in keys}
-    trees = [tree for tree in deployment.shipment.trees if tree.key in needed]
-    archives = {tree.key: tree.archive() for tree in trees}
-
-    def ship(arrival: Arrival) -> None:
-        arrival.ship({key: archives[key] for key in missing[arrival.name]})
+        with packing:
+            for tree in deployment.shipment.trees:
+                if tree.key in there.missing and tree.key not in archives:
+                    archives[tree.key] = tree.archive()
+        arrival.ship({key: archives[key] for key in there.missing})
         arrival.await_agent(time.monotonic() + _AGENT_S)
+        # It sends the agent signs of life, while other hosts take longer.
+        hosts[arrival.name] = AgentHost(arrival.name, arrival.link(), deployment.output)
 
     _on_all(ship, arrivals)
 

@@ -244,7 +244,8 @@ class AgentHost:
         assert self._process.stdin is not None
         try:
             while (data := self._next_outgoing()) is not None:
-                write_all(self._process.stdin.fileno(), data)
+                if not write_all(self._process.stdin.fileno(), data):
+                    break
         finally:  # even after an error: then the agent ends, which the reading thread notices
             with contextlib.suppress(OSError):
                 self._process.stdin.close()

@@ -316,7 +316,7 @@ def test_an_agent_that_slept_listens_again_before_it_gives_up() -> None:
         arrival.facts(soon())
         arrival.ship({_KEY: archive()})  # so the agent of this environment is taken
         arrival.await_agent(soon())
-        arrival.link(silence_s)  # from here on, nobody speaks to it but this test
+        arrival.link()  # from here on, nobody speaks to it but this test
         assert_it_answers(arrival)
         family = family_of(arrival)
         for each in family:
