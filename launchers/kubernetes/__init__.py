@@ -42,7 +42,6 @@ from launchers.kubernetes._program import KubernetesProgram
 from launchers.kubernetes._state import WaitLimits
 from launchers.kubernetes._timing import DEFAULT, Timing
 from launchers.supervision.run_folder import make_run_folder
-from launchers.supervision.signals import ended_by_signals
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.graph.freeze import FrozenWork
 from launchpad_lite.launching import (
@@ -319,8 +318,7 @@ class KubernetesLauncher(Launcher):
                 refused = f"the API server {api.server} refuses the run, nothing was created:"
                 raise LaunchError("\n  ".join([refused, *found]))
             if self._detach:
-                with ended_by_signals():
-                    self._create(api, packed, objects)
+                self._create(api, packed, objects)
                 detached = KubernetesProgram(plan, options, api, names)
                 detached.detach("run", names.run, f"is created in namespace {api.namespace}")
                 return detached
@@ -339,17 +337,12 @@ class KubernetesLauncher(Launcher):
                 log_dir=make_run_folder(plan.program, options.log_dir),
                 timing=self._timing,
             )
+            self._create(api, packed, objects)
         except BaseException:
             api.close()
             raise
-        with ended_by_signals():
-            try:
-                self._create(api, packed, objects)
-            except BaseException:
-                api.close()
-                raise
-            program.watch()
-            program.await_up()
+        program.watch()
+        program.await_up()
         return program
 
     def _create(self, api: Api, packed: PackedRun, objects: Sequence[Json]) -> None:

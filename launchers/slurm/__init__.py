@@ -23,7 +23,6 @@ from launchers.slurm._job import Allocation
 from launchers.slurm._program import SlurmProgram
 from launchers.slurm._script import Submission, batch_script, components_of, path_mistake
 from launchers.supervision.run_folder import run_name
-from launchers.supervision.signals import ended_by_signals
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
     Executable,
@@ -182,15 +181,14 @@ class SlurmLauncher(Launcher):
             return allocation.deploy(plan, options, self._wanted, pack_up(plan.executables))
         folder = RunFolder(self._run_folder(plan, options))
         folder.write_submission(self.emit(plan, dataclasses.replace(options, log_dir=folder.path)))
-        with ended_by_signals():
-            job = _submit(folder)
-            if self._detach:
-                program = SlurmProgram(plan, options, folder, job, is_launch=False)
-                program.detach("job", job, f"is submitted; its folder is {folder.path}")
-                return program
-            program = SlurmProgram(plan, options, folder, job)
-            program.watch()
-            program.await_up()
+        job = _submit(folder)
+        if self._detach:
+            program = SlurmProgram(plan, options, folder, job, is_launch=False)
+            program.detach("job", job, f"is submitted; its folder is {folder.path}")
+            return program
+        program = SlurmProgram(plan, options, folder, job)
+        program.watch()
+        program.await_up()
         return program
 
     def emit(self, plan: LaunchPlan, options: LaunchOptions) -> Mapping[str, bytes]:

@@ -1,5 +1,6 @@
 """`plan` and `launch`: from a program to a running one."""
 
+import contextlib
 import inspect
 import os
 import pkgutil
@@ -7,7 +8,7 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -163,7 +164,8 @@ def launch(
         log_limit_mib=log_limit_mib,
     )
     try:
-        running = chosen.start(ready, options)
+        with SIGNALS.leaving():
+            running = chosen.start(ready, options)
     except RuntimeError as error:
         if not (advice := advice_on(error)):
             raise
@@ -343,9 +345,30 @@ class _LaunchSignals:
             self._late.discard(signum)
             signal.pthread_kill(threading.main_thread().ident or 0, signum)
 
-    def is_handler(self, handler: object) -> bool:
-        """Returns whether a handler of a signal is ours, which stays after the last program."""
-        return handler == self._on_signal
+    @contextlib.contextmanager
+    def leaving(self) -> Iterator[None]:
+        """Makes SIGTERM and the end of the terminal raise SystemExit in a block, unless the user handles them.
+
+        A launch may be pending for hours, and no other process would cancel it. Programs that this
+        process launched before are stopped as well.
+        """
+
+        def leave(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as Python calls it
+            self.stop(signum)
+            raise SystemExit(128 + signum)
+
+        before: dict[int, Any] = {}
+        SIGNAL_WAKER.install()
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGTERM, signal.SIGHUP):
+                # Ours stays after the last program.
+                if signal.getsignal(signum) in (signal.SIG_DFL, self._on_signal):
+                    before[signum] = signal.signal(signum, leave)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def stop(self, signum: int) -> bool:
         """Makes a signal stop running programs; returns whether there are any."""

@@ -19,6 +19,7 @@ from launchers.kubernetes import KubernetesLauncher, WorkStore, WorkVolume
 from launchers.kubernetes._client import Api
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import LaunchOptions
+from launchpad_lite.launching.launch import SIGNALS
 from launchpad_lite.testing import poll_until
 
 pytest.importorskip("kubernetes.client")
@@ -290,7 +291,7 @@ def test_a_creation_that_is_interrupted_leaves_nothing(
 
     monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(tmp_path / "logs"))
     seen = disturb(monkeypatch, after=after)
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(SystemExit) as caught, SIGNALS.leaving():
         create(launcher(detach=detach))
     assert caught.value.code == 143
     assert nothing_is_left(cluster)

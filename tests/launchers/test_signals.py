@@ -44,7 +44,7 @@ _WAITING = """
 _LAUNCHING = """
     import pathlib, signal, sys, time
     import launchpad_lite as lp
-    from launchers.supervision.signals import ended_by_signals
+    from launchpad_lite.launching import Launcher
 
     def wait():
         pathlib.Path("up").touch()
@@ -57,12 +57,20 @@ _LAUNCHING = """
         running = lp.launch(program, launcher="test_mp", notice_s=60)
         if "runs" not in sys.argv:
             running.wait()
-    try:
-        with ended_by_signals():
-            pathlib.Path("launching").touch()
-            time.sleep(60)
-    finally:
-        pathlib.Path("cancelled").touch()
+
+    class Waiting(Launcher):
+        description = "waits"
+
+        def start(self, plan, options):
+            try:
+                pathlib.Path("launching").touch()
+                time.sleep(60)
+            finally:
+                pathlib.Path("cancelled").touch()
+
+    waiting = lp.Program("waiting")
+    waiting.add_node(lp.PyNode(print, "never"), label="node")
+    lp.launch(waiting, Waiting())
 """
 
 
