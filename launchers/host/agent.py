@@ -415,7 +415,6 @@ class Agent:
             "machine": Machine.here()._asdict(),
             "addresses": candidate_addresses(),
             "port": self._probe_server.port,
-            "time_s": time.time(),
         }
         return LinkFrame("surveyed", found)
 

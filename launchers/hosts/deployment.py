@@ -120,10 +120,10 @@ def try_host(deployment: Deployment, reach_host: ReachHost, limit_s: float) -> F
         hosts = _bring_up(deployment, deployment.specs, reach_host, limit_s, undo)
         survey = _survey(deployment, hosts)
     address = survey.views.address(LAUNCHER, name)
-    text = f"its agent answered; its clock is {survey.ahead_s[name]:+.1f} s ahead; "
     if address is None:
-        return Finding("warn", f"{text}no address is reached from here", "Calls go through tunnels")
-    return Finding("ok", f"{text}it is reached at {address}")
+        text = "its agent answered; no address is reached from here"
+        return Finding("warn", text, "Calls go through tunnels")
+    return Finding("ok", f"its agent answered; it is reached at {address}")
 
 
 def _bring_up(
@@ -256,32 +256,29 @@ def _dotted(version: Sequence[int]) -> str:
 class _Survey:
     machines: dict[str, Machine]
     views: Views
-    ahead_s: dict[str, float]  # seconds by which the clock of each host is ahead of the launcher's
 
 
 def _survey(deployment: Deployment, hosts: Mapping[str, AgentHost]) -> _Survey:
     """Asks hosts what they have, and how they reach each other unless that is known."""
     specs = {spec.name: spec for spec in deployment.specs}
 
-    def ask(host: AgentHost) -> tuple[Machine, Target, float]:
+    def ask(host: AgentHost) -> tuple[Machine, Target]:
         spec, word = specs[host.name], secrets.token_hex(WORD_BYTES)
         question = {"word": word, "listen_host": _LISTEN_HOST}
         answer = host.ask_agent(LinkFrame("survey", question))
-        ahead_s = answer["time_s"] - time.time()
         machine = Machine.decode(answer["machine"], host.name)
         machine = machine.limited(cpu=spec.cpu, ram_gib=spec.ram_gib, gpu=spec.gpu)
         addresses = [spec.address] if spec.address else answer["addresses"]
-        return machine, Target(host.name, addresses, answer["port"], word), ahead_s
+        return machine, Target(host.name, addresses, answer["port"], word)
 
     found = dict(zip(hosts, _on_all(ask, hosts.values()), strict=True))
-    machines = {name: machine for name, (machine, _, _) in found.items()}
-    targets = {name: target for name, (_, target, _) in found.items()}
-    ahead_s = {name: seconds for name, (_, _, seconds) in found.items()}
+    machines = {name: machine for name, (machine, _) in found.items()}
+    targets = {name: target for name, (_, target) in found.items()}
     if deployment.ways is not None:
-        return _Survey(machines, deployment.ways, ahead_s)
+        return _Survey(machines, deployment.ways)
     # An agent sends nothing while it probes, so a probe must end before the agent counts as lost.
     timeout_s = max(1.0, min(_REACH_S, deployment.wanted.silence_s / 2))
-    return _Survey(machines, _probe(targets, hosts, timeout_s), ahead_s)
+    return _Survey(machines, _probe(targets, hosts, timeout_s))
 
 
 def _probe(
@@ -365,7 +362,7 @@ class Starter:
             host.payloads.update(payloads(part, table, options))
             host.grants.update(granted)
             host.listen(program, *self._logs)
-        fleet = make_fleet(self, program) if make_fleet else Fleet(self.hosts, self.placement, self)
+        fleet = make_fleet(self, program) if make_fleet else Fleet(self)
         program.supervise(fleet)
         return program
 

@@ -3,8 +3,8 @@
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 from launchers.host.usage import Usage
 from launchers.supervision.console import warn
@@ -13,31 +13,19 @@ from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import NodeFailure
 from launchpad_lite.life.events import Ended, NodeAction, ServersLost, ServersMoved, Start
 
+if TYPE_CHECKING:
+    from launchers.hosts.deployment import Starter
+
 _LOGGER = logging.getLogger(__name__)
-
-
-class Mover(Protocol):
-    """Finds another host for a node."""
-
-    def move(self, node: str, fleet: "Fleet") -> None:
-        """Moves a node whose host is lost, and tells all nodes; LaunchError if no host takes it."""
-
-    def close(self) -> None:
-        """Releases what belongs to no single host; called when all hosts have ended."""
 
 
 class Fleet:
     """Hosts with their agents. Implements `launchers.supervision.Host`."""
 
-    def __init__(
-        self,
-        hosts: Sequence[AgentHost],
-        placement: Mapping[str, str],
-        mover: Mover,
-    ) -> None:
-        self.hosts = {host.name: host for host in hosts}
-        self._placement = dict(placement)
-        self._mover = mover
+    def __init__(self, starter: "Starter") -> None:
+        self.hosts = {host.name: host for host in starter.hosts}
+        self._placement = dict(starter.placement)
+        self._starter = starter
 
     @property
     def placement(self) -> Mapping[str, str]:
@@ -70,7 +58,7 @@ class Fleet:
         node, attempt, cause = action.node, action.attempt, action.cause
         while (host := self._of(node)).is_lost:
             try:
-                self._mover.move(node, self)
+                self._starter.move(node, self)
             except EndingError:
                 host.post(Ended(node, attempt, None))
                 return
@@ -111,7 +99,7 @@ class Fleet:
     def close(self) -> None:
         """Ends all agents, and all that is left of their workers. May be repeated."""
         with contextlib.ExitStack() as stack:
-            stack.callback(self._mover.close)
+            stack.callback(self._starter.close)
             for host in self.hosts.values():
                 stack.callback(host.close)
                 host.begin_to_close()  # all end at the same time; then this waits for each

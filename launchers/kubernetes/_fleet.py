@@ -64,8 +64,7 @@ class PodFleet(Fleet):
         A new pod must have come within `wait_s`. `comes_back` returns, at the end, whether the
         program will start again. Then pods must not treat this end as final.
         """
-        super().__init__(starter.hosts, starter.placement, starter)
-        self._starter = starter
+        super().__init__(starter)
         self._wait_s = wait_s
         self._exchange = exchange
         self._comes_back = comes_back

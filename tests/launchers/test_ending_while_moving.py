@@ -17,10 +17,11 @@ from launchpad_lite.launching import AddressTable, LaunchOptions
 _PATIENCE_S = 8.0  # less than an agent has for an answer
 
 
-class Mover:
-    """Moves to a host that does not answer."""
+class Starter:
+    """Moves nodes to a host that does not answer."""
 
-    def __init__(self, target: AgentHost) -> None:
+    def __init__(self, lost: AgentHost, target: AgentHost) -> None:
+        self.hosts, self.placement = [lost, target], {"node[0]": lost.name}
         self._target = target
         self.asks = threading.Event()
         self.has_given_up = threading.Event()
@@ -48,17 +49,17 @@ def test_a_stop_is_not_held_up_by_an_agent_that_does_not_answer() -> None:
     agents = []
     try:
         mute.reserve([])
-        mover = Mover(mute)
+        starter = Starter(lost, mute)
         for host in (lost, mute):
             host.listen(supervised, Path(), None, None)
         lost.is_lost = True
         agents = psutil.Process(links[1].process.pid).children()
         for agent in agents:
             agent.suspend()
-        supervised.supervise(Fleet([lost, mute], {"node[0]": "lost"}, mover))
-        assert mover.asks.wait(_PATIENCE_S)
+        supervised.supervise(Fleet(starter))
+        assert starter.asks.wait(_PATIENCE_S)
         supervised.request_stop("the test wants it")
-        assert mover.has_given_up.wait(_PATIENCE_S)
+        assert starter.has_given_up.wait(_PATIENCE_S)
     finally:
         for agent in agents:
             agent.resume()

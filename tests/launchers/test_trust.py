@@ -8,7 +8,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 import courier
-from launchers.host.link import LinkFrame
-from launchers.host.probe import WORD_BYTES
 from launchers.hosts.trust import Authority
-from launchers.supervision.agent_link import start_agent_here
-from launchers.supervision.remote import AgentHost
 from launchpad_lite.errors import MissingExtraError
 from launchpad_lite.life.policies import Liveness
 from launchpad_lite.worker._liveness import SignsOfLife
@@ -226,14 +221,3 @@ def test_without_the_package_one_is_told_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'launchpad-lite\[ssh\]'"):
         Authority("program")
-
-
-def test_an_agent_tells_what_time_it_is() -> None:
-    host = AgentHost("h1", start_agent_here(), None)
-    try:
-        told = host.ask_agent(
-            LinkFrame("survey", {"word": "00" * WORD_BYTES, "listen_host": "127.0.0.1"})
-        )
-    finally:
-        host.close()
-    assert abs(told["time_s"] - time.time()) < _PATIENCE_S
