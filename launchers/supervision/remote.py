@@ -139,23 +139,8 @@ class AgentHost:
             self._writer.start()
             self._reader.start()
         except BaseException:
-            self._give_up()
+            self.close()
             raise
-
-    def _give_up(self) -> None:
-        """Ends an agent whose output cannot be read."""
-        assert self._process.stdin is not None
-        self._outgoing.put(None)
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()  # the agent ends when its input ends
-        try:
-            self._process.wait(_QUIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        self._link.release()
 
     # Before there is a program
 
@@ -542,10 +527,15 @@ class AgentHost:
 
     def close(self) -> None:
         """Ends the agent and all that is left of its workers. May be repeated."""
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
         if self._process.stdout.closed:
             return
         self.begin_to_close()
+        if (
+            self._writer.ident is None
+        ):  # there was no thread left for it: the agent ends with its input
+            self._process.stdin.close()
         self._force_if_silent()
         code = self._await_end(self._close_by)
         if code is None and self._link.force is not None:
@@ -557,16 +547,21 @@ class AgentHost:
             code = self._process.wait()
         if code != 0:
             self._link.tidy()
-        self._reader.join()
-        self._writer.join()
+        _join(self._reader)
+        _join(self._writer)
         self._process.stdout.close()
         self._link.release()
 
     def _await_end(self, give_up_at: float) -> int | None:
         """Waits for the end of the agent; returns its exit code, None if it has not ended."""
         # The link ends with the agent. The process that was started here may end before.
-        self._reader.join(max(0.0, give_up_at - time.monotonic()))
+        _join(self._reader, max(0.0, give_up_at - time.monotonic()))
         try:
             return self._process.wait(max(0.0, give_up_at - time.monotonic()))
         except subprocess.TimeoutExpired:
             return None
+
+
+def _join(thread: threading.Thread, timeout_s: float | None = None) -> None:
+    if thread.ident is not None:  # it was started
+        thread.join(timeout_s)
