@@ -352,10 +352,8 @@ class Starter:
         logs = NodeLogs(folder, list(self._executables), limit) if deployment.keeps_logs else None
         self._logs = folder, logs, limit
         plan = dataclasses.replace(plan, hosts=placement.hosts)
-        unaware_s, tells_logs = wanted.silence_s + _LATER_S, not options.quiet
-        program = SupervisedProgram(
-            plan, options, self._table, folder, unaware_s, tells_logs=tells_logs
-        )
+        unaware_s = wanted.silence_s + _LATER_S
+        program = SupervisedProgram(plan, options, self._table, folder, unaware_s, tells_logs=True)
         for (host, executables), granted in zip(by_host.items(), grants, strict=True):
             part = dataclasses.replace(plan, executables=tuple(executables))
             table = self._table_for(host.name, placement.hosts)

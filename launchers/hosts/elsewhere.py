@@ -62,10 +62,9 @@ class ProgramElsewhere(WatchedProgram):
         log_dir: Path | None,
         *,
         is_launch: bool = True,
-        tells_logs: bool = True,
     ) -> None:
         """Prepares it, as `WatchedProgram` does."""
-        super().__init__(plan, options, log_dir, is_launch=is_launch, tells_logs=tells_logs)
+        super().__init__(plan, options, log_dir, is_launch=is_launch)
         #: One question at a time: a supervisor knows only the newest.
         self._asking = threading.Lock()
 

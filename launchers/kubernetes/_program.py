@@ -93,8 +93,7 @@ class KubernetesProgram(ProgramElsewhere):
         removes work outside of the cluster, and returns what is left of it, for people. Of a run
         that was launched elsewhere, only the notice of the `limits` is known.
         """
-        tells = is_launch and not options.quiet
-        super().__init__(plan, options, log_dir, is_launch=is_launch, tells_logs=tells)
+        super().__init__(plan, options, log_dir, is_launch=is_launch)
         self.names = names
         self._selector = f"{RUN_LABEL}={names.run}"
         self._api = api
@@ -107,7 +106,7 @@ class KubernetesProgram(ProgramElsewhere):
             if log_dir is not None
             else None
         )
-        self._console = Console() if tells else None
+        self._console = Console() if is_launch and not options.quiet else None
         hands = Hands(
             tell=self._tell,
             read_log=lambda pod: self._start("log", lambda: self._follow_log(pod)),

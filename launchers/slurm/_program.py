@@ -71,12 +71,11 @@ class SlurmProgram(ProgramElsewhere):
 
         If this process launched it, it tells what happens, and ends only after the program.
         """
-        tells = is_launch and not options.quiet
-        super().__init__(plan, options, folder.logs, is_launch=is_launch, tells_logs=tells)
+        super().__init__(plan, options, folder.logs, is_launch=is_launch)
         self.job = job
         self.folder = folder
         self._logs = FollowedLogs(folder.logs)
-        self._console = Console() if tells else None
+        self._console = Console() if is_launch and not options.quiet else None
         self._table: AddressTable | None = None
         #: Stamps of the files that were read last.
         self._addresses_stamp = self._status_stamp = (-1, -1)

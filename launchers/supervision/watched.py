@@ -46,7 +46,7 @@ class WatchedProgram(RunningProgram):
         self._log_dir = log_dir
         self._crash_dir: Path | None = None
         self._is_launch = is_launch
-        self._tells_logs = tells_logs
+        self._tells_logs = tells_logs and not options.quiet
         self._is_in_hurry = False  # whether it was asked to end at once
         self._was_asked = False  # whether this process has asked it to end
         #: Put from any thread and from signal handlers: only a SimpleQueue allows that.
