@@ -5,7 +5,6 @@ Its text is mounted into the pod, which may lack our packages, so it uses only t
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -21,8 +20,6 @@ MAY_COME_BACK = 75
 _FOR_GOOD = 1
 #: Seconds, and the number of unanswered probes, by the names of Linux.
 _KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
-#: The first line on the link is shorter than this.
-MAX_GREETING_BYTES = 4096
 #: Most bytes of a piece on the link, and the bytes of its size, which comes before it.
 _PIECE_BYTES = 1 << 16
 _SIZE_BYTES = 4
@@ -96,9 +93,9 @@ async def _serve(loader: str) -> int:
         os.environ["LAUNCHPAD_SUPERVISOR"], context, give_up_at
     )
     # A pod that shares the network of its machine has the host name of the machine.
-    greeting = {"host": os.environ.get("LAUNCHPAD_HOST") or socket.gethostname()}
+    host = os.environ.get("LAUNCHPAD_HOST") or socket.gethostname()
     try:
-        to_supervisor.write(json.dumps(greeting).encode() + b"\n")
+        to_supervisor.write(host.encode() + b"\n")
         await to_supervisor.drain()
         agent = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", _AGENT, loader),

@@ -6,7 +6,6 @@ which behaves like the `ssh` process that reaches a host.
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import socket
@@ -17,7 +16,7 @@ from typing import IO, Any
 
 from courier import TlsCredentials
 from courier.lowlevel import bound
-from launchers.host.pod import MAX_GREETING_BYTES, part, receive, send
+from launchers.host.pod import part, receive, send
 from launchers.kubernetes._timing import DEFAULT, Timing
 from launchers.supervision.console import warn
 
@@ -258,16 +257,7 @@ class PodExchange:
 
 async def _read_greeting(reader: asyncio.StreamReader) -> str:
     """Returns the host name of a pod, which is that of the pod it replaces, too."""
-    greeting = b""
-    while not greeting.endswith(b"\n"):
-        piece = await reader.read(1)
-        greeting += piece
-        if not piece or len(greeting) > MAX_GREETING_BYTES:
-            raise ValueError("no greeting")
-    try:
-        fields = json.loads(greeting)
-    except RecursionError:
-        raise ValueError("a greeting that is nested too deeply") from None
-    if not isinstance(fields, dict) or not isinstance(fields.get("host"), str):
+    host, line_end, _ = (await reader.readline()).decode().partition("\n")
+    if not host or not line_end:
         raise ValueError("a pod that does not say who it is")
-    return str(fields["host"])
+    return host

@@ -58,7 +58,7 @@ def test_the_first_process_of_a_pod_hears_its_notice_while_it_imports(
     secrets = [each for each in emit(tmp_path).values() if each["kind"] == "Secret"]
     (text,) = (each["data"][file] for each in secrets if file in each["data"])
     (tmp_path / file).write_bytes(base64.b64decode(text))
-    (tmp_path / "json.py").write_text(
+    (tmp_path / "subprocess.py").write_text(
         "import time\nprint('here', flush=True)\nwhile True: time.sleep(0.01)"
     )
     command = [sys.executable, str(tmp_path / file)]
