@@ -410,7 +410,7 @@ class Agent:
 
         self._probe_server = ProbeServer(frame["word"])
         self._watch(self._probe_server.fileno(), self._probe_server.answer)
-        self._ports = PortReservations(frame["listen_host"])
+        self._ports = PortReservations("::")  # a probe decides which interface peers call
         found = {
             "machine": Machine.here()._asdict(),
             "addresses": candidate_addresses(),

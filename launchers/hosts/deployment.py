@@ -264,8 +264,7 @@ def _survey(deployment: Deployment, hosts: Mapping[str, AgentHost]) -> _Survey:
 
     def ask(host: AgentHost) -> tuple[Machine, Target]:
         spec, word = specs[host.name], secrets.token_hex(WORD_BYTES)
-        question = {"word": word, "listen_host": _LISTEN_HOST}
-        answer = host.ask_agent(LinkFrame("survey", question))
+        answer = host.ask_agent(LinkFrame("survey", {"word": word}))
         machine = Machine.decode(answer["machine"], host.name)
         machine = machine.limited(cpu=spec.cpu, ram_gib=spec.ram_gib, gpu=spec.gpu)
         addresses = [spec.address] if spec.address else answer["addresses"]

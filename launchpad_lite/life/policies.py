@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launchpad_lite.parts.settings import checked_fields
+from launchpad_lite.parts.settings import check_number, checked_fields
 
 
 class RestartWhen(enum.Enum):
@@ -62,10 +62,7 @@ class RestartPolicy:
             known = ", ".join(repr(each.value) for each in RestartWhen)
             raise ValueError(f"a restart policy is one of {known}, not {self.when!r}") from None
         object.__setattr__(self, "when", when)
-        if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int):
-            raise TypeError(f"max_restarts is a whole number, not {self.max_restarts!r}")
-        if self.max_restarts < 0:
-            raise ValueError(f"max_restarts cannot be {self.max_restarts}")
+        check_number("max_restarts", self.max_restarts, 0)
         _check_seconds("window_s", self.window_s, positive=True, infinite=True)
         _check_seconds("backoff_s", self.backoff_s)
         _check_seconds("max_backoff_s", self.max_backoff_s)

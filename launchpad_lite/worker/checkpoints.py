@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING
 from launchpad_lite._version import __version__
 from launchpad_lite.errors import CheckpointError
 from launchpad_lite.parts.private_files import check_own_folder, make_own_folder
+from launchpad_lite.parts.settings import check_number
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -103,11 +104,7 @@ class Checkpoints:
                 raise TypeError(f"period_s is a number of seconds or None, not {period_s!r}")
             if not math.isfinite(period_s) or period_s <= 0:
                 raise ValueError(f"period_s is more than 0 and finite, or None; not {period_s}")
-        keep: object = self.keep
-        if isinstance(keep, bool) or not isinstance(keep, int):
-            raise TypeError(f"keep is a whole number, not {keep!r}")
-        if keep < 1:
-            raise ValueError(f"keep cannot be {keep}: at least one checkpoint stays")
+        check_number("keep", self.keep, 1)
 
 
 class CheckpointStore:

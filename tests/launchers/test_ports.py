@@ -141,7 +141,7 @@ def test_an_agent_says_why_it_cannot_do_what_it_is_asked_and_lives() -> None:
     link = start_agent_here()
     assert isinstance(link.process, subprocess.Popen)
     host = AgentHost("h1", link, None)
-    question = LinkFrame("survey", {"word": "00" * WORD_BYTES, "listen_host": loopback()})
+    question = LinkFrame("survey", {"word": "00" * WORD_BYTES})
     try:
         host.ask_agent(LinkFrame("reserve", {"addresses": []}))
         (agent,) = psutil.Process(link.process.pid).children()

@@ -29,7 +29,7 @@ WRONG: list[tuple[str, list[Any], type[Exception], str]] = [
     ("period_s", [True, "60", [1], 1j], TypeError, "period_s is a number of seconds"),
     ("period_s", [0, -1.0, float("inf"), float("nan")], ValueError, "period_s is more than 0"),
     ("keep", [True, 2.0, "2", None], TypeError, "keep is a whole number"),
-    ("keep", [0, -1], ValueError, "keep cannot be"),
+    ("keep", [0, -1], ValueError, "keep is at least 1"),
 ]
 
 

@@ -48,7 +48,7 @@ def test_a_policy_may_be_written_shortly(given_: Any, expected: RestartPolicy) -
             "unknown setting 'max_restart' (did you mean 'max_restarts'?); known are when, max_restarts, window_s, backoff_s",
         ),
         ({1: 2, "z": 3}, "unknown setting 'z'; known are when"),
-        ({"max_restarts": -1}, "max_restarts cannot be -1"),
+        ({"max_restarts": -1}, "max_restarts is at least 0, not -1"),
         ({"window_s": 0}, "window_s cannot be 0"),
         ({"window_s": math.nan}, "window_s cannot be nan"),
         ({"backoff_s": -0.1}, "backoff_s cannot be -0.1"),
