@@ -73,7 +73,7 @@ class UnprovenPeer:
         self._steps = self._prove()
 
     def fileno(self) -> int:
-        return self._socket.fileno()
+        return (self._carrier or self._socket).fileno()
 
     def on_event(self, events: int) -> None:  # noqa: ARG002 - there is one kind to expect
         try:

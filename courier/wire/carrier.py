@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from courier.threads.locks import Lock
 from courier.wire.frames import Chunk
+from courier.wire.watching import READ, poll_once
 
 if TYPE_CHECKING:
     import ssl  # imported at run time only for TLS
@@ -22,10 +23,8 @@ if TYPE_CHECKING:
 MAX_CHUNKS = 64
 _MAX_DESCRIPTORS = 64
 _DESCRIPTOR_BYTES = array.array("i").itemsize
-#: Bytes that are encrypted before they are sent. A message of one large piece goes in small ones: the
-#: peer decrypts the first while this side encrypts the next. For longer messages it does so anyway.
-_TLS_PIECE_BYTES, _TLS_SOON_BYTES = 1 << 18, 40 << 10
-_TLS_HANDSHAKE_BYTES = 1 << 12
+#: Bytes of a full record of TLS, and those that one call encrypts or decrypts at most.
+_RECORD_BYTES, _TLS_PIECE_BYTES = 1 << 14, 1 << 18
 # Plain numbers, because to combine members of an enumeration takes as long as the system call.
 DONTWAIT = int(socket.MSG_DONTWAIT)
 _CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
@@ -42,8 +41,6 @@ class SocketCarrier:
     # Not properties: looking them up is part of every call.
     #: Whether there may be received data that a poll of the descriptor does not show.
     hides_arrivals = False
-    #: Whether accepted bytes wait here for the next `send`.
-    holds_back = False
 
     def __init__(self, sock: socket.socket, peer: str, *, is_exposed: bool) -> None:
         """Takes over a socket. `is_exposed`: an attacker on the path could change the data."""
@@ -85,7 +82,8 @@ class SocketCarrier:
     def shut(self) -> None:
         """Ends the connection, which wakes its reader. Safe to call twice."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # That of SSLSocket lets later reads go past TLS.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Closes the socket; only when no thread reads or writes any more."""
@@ -140,134 +138,85 @@ class UnixCarrier(SocketCarrier):
 class TlsCarrier(SocketCarrier):
     """TCP under TLS.
 
-    The cipher works on memory, between the socket and us: OpenSSL does not allow one thread to read
-    while another writes, and a waiting reader must not block writers.
+    Its socket does not block: OpenSSL does not allow one thread to read while another writes, and a
+    waiting reader must not block writers.
     """
 
     def __init__(
         self, sock: socket.socket, peer: str, context: "ssl.SSLContext", *, server: bool
     ) -> None:
-        import ssl
-
-        super().__init__(sock, peer, is_exposed=False)
-        self._incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
-        self._tls = context.wrap_bio(
-            self._incoming, self._outgoing, server_side=server, server_hostname=None
-        )
+        self._tls = context.wrap_socket(sock, server_side=server, do_handshake_on_connect=False)
+        super().__init__(self._tls, peer, is_exposed=False)
+        self._tls.setblocking(False)
+        self._read_record: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment]
         self._lock = Lock()
-        # Small until the peer has proved something.
-        self._raw = memoryview(bytearray(_TLS_HANDSHAKE_BYTES))
         self._has_ended = False
-        #: Whether there may be data to decrypt; some may come with the handshake.
-        self.hides_arrivals = True
-        #: Ciphertext that the socket did not take yet.
-        self._unsent: memoryview | bytes = b""
 
     def advance_handshake(self) -> bool:
         """Goes on with the handshake; returns whether it is done. Raises ssl.SSLError, OSError."""
         import ssl
 
-        while True:
-            try:
-                self._tls.do_handshake()
-            except ssl.SSLWantReadError:
-                self._send_ciphertext()
-            except ssl.SSLError:
-                with contextlib.suppress(OSError):
-                    self._send_ciphertext()  # the alert that tells the peer why
-                raise
-            else:
-                self._send_ciphertext()
-                self._raw = memoryview(bytearray(_TLS_PIECE_BYTES))
-                return True
-            try:
-                count = super().receive(self._raw, wait=False)
-            except BlockingIOError:
-                return False
-            if not count:
-                raise ConnectionResetError("the peer left during the TLS handshake")
-            self._incoming.write(self._raw[:count])
-
-    def _send_ciphertext(self) -> None:
-        self._send_all(bytes(self._unsent) + self._outgoing.read())
+        try:
+            self._tls.do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return False
+        return True
 
     def receive(self, room: memoryview, *, wait: bool) -> int:
-        if self.hides_arrivals:
-            with self._lock:
-                received = self._decrypt(room)
-            if received:
-                return received
+        import ssl
+
+        arrived = self.arrived
         while not self._has_ended:
-            count = super().receive(self._raw, wait=wait)
-            if not count:
-                return 0
-            with self._lock:
-                self._incoming.write(self._raw[:count])
-                received = self._decrypt(room)
-            if received:
-                return received
+            arrived[:] = (True,)  # from here on, a Ctrl-C may lose data
+            try:
+                with self._lock:
+                    return self._decrypt(room[:_TLS_PIECE_BYTES])
+            except ssl.SSLWantReadError:
+                arrived.clear()
+            if not wait:
+                raise BlockingIOError
+            poll_once(self.fileno(), READ, None)
         return 0
 
     def _decrypt(self, room: memoryview) -> int:
         """Decrypts what has come, one record after the other; returns how many bytes."""
-        import ssl
-
-        tls, incoming = self._tls, self._incoming
-        received = 0
-        is_more = True
-        while is_more and received < len(room):
+        received = count = self._read_record(len(room), room)
+        # A shorter record ends what was sent at once: to look for more would cost an exception.
+        while count == _RECORD_BYTES and received < len(room):
             try:
-                received += tls.read(len(room) - received, room[received:])  # type: ignore[operator]
-            except ssl.SSLWantReadError:
-                is_more = False  # the rest of a record is not here yet
-            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                is_more, self._has_ended = False, True
-            else:
-                # Reading would cost an exception.
-                is_more = incoming.pending > 0 or tls.pending() > 0
-        self.hides_arrivals = is_more
+                count = self._read_record(len(room) - received, room[received:])
+            except OSError:
+                break  # the rest is not here yet; or the next call raises it again
+            received += count
+        self._has_ended = not count
+        self.hides_arrivals = received == len(room) and self._tls.pending() > 0
         return received
 
     def send(self, chunks: Sequence[Chunk], descriptors: Sequence[int] = ()) -> int:
+        import ssl
+
         assert not descriptors
-        if self._unsent:
-            self._send_all(self._unsent)
-            if self._unsent:
-                raise BlockingIOError
-        write = self._tls.write
-        is_long = sum(map(len, chunks)) > _TLS_PIECE_BYTES
-        limit = _TLS_PIECE_BYTES if is_long else _TLS_SOON_BYTES
         taken = 0
-        with self._lock:
-            for chunk in chunks:
+        with self._lock, contextlib.suppress(ssl.SSLWantWriteError):
+            for chunk in _as_records(chunks):
                 piece = chunk
-                if taken + len(chunk) > limit:
-                    piece = memoryview(chunk).cast("B")[: limit - taken]
-                while len(piece):
-                    written = write(piece)  # one record at a time
+                while piece and taken < _TLS_PIECE_BYTES:
+                    written = self._tls.write(piece)  # one record
                     taken += written
-                    piece = memoryview(piece)[written:] if written < len(piece) else b""
-                if taken >= limit:
-                    break
-            ciphertext = self._outgoing.read()
-        self._send_all(ciphertext)
+                    piece = piece[written:]
+        if not taken:
+            raise BlockingIOError
         return taken
 
-    def _send_all(self, ciphertext: memoryview | bytes) -> None:
-        try:
-            while ciphertext:
-                sent = self._send(ciphertext, DONTWAIT)
-                if sent == len(ciphertext):
-                    ciphertext = b""
-                else:
-                    ciphertext = memoryview(ciphertext)[sent:]
-        except BlockingIOError:
-            pass
-        self._unsent = ciphertext
 
-    @property
-    def holds_back(self) -> bool:  # type: ignore[override]
-        if self._unsent:
-            self._send_all(self._unsent)
-        return bool(self._unsent)
+def _as_records(chunks: Sequence[Chunk]) -> list[memoryview]:
+    """Returns the same bytes; a small chunk at the beginning is in one record with what follows."""
+    views = [memoryview(chunk) for chunk in chunks]
+    if len(views) == 1 or len(views[0]) >= _RECORD_BYTES:
+        return views
+    first = b"".join([view[:_RECORD_BYTES] for view in views])[:_RECORD_BYTES]
+    left = len(first)
+    for index, view in enumerate(views):
+        views[index] = view[left:]
+        left = max(0, left - len(view))
+    return [memoryview(first), *views]

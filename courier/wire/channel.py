@@ -93,13 +93,12 @@ class Channel:
         self._batch_bytes = 0
         #: Bytes that wait to be sent; read without the lock, as an estimate.
         self.unsent_bytes = 0
-        self._is_held_back = False
         self.is_shut = False
         self.is_closed = False
 
     @property
     def is_pending(self) -> bool:
-        return self.unsent_bytes > 0 or self._is_held_back
+        return self.unsent_bytes > 0
 
     def post(self, kind: int, call: int, parcel: Parcel = NO_PARCEL, *, meta: bytes = b"") -> None:
         me = get_ident()
@@ -212,7 +211,6 @@ class Channel:
             sent = self.carrier.send(chunks, descriptors)
         except BaseException as error:  # noqa: BLE001 - raised there
             sent = self._find_nothing_sent(error, descriptors)
-        self._is_held_back = self.carrier.holds_back
         if sent:
             _close_all(descriptors)
             descriptors = ()
@@ -313,8 +311,7 @@ class Channel:
                 return False
             self.shut()  # it is not known how much was sent, and nothing must be sent twice
             raise
-        self._is_held_back = carrier.holds_back
-        return not self._is_held_back
+        return True
 
     def _next_run(self) -> tuple[list[Chunk], Sequence[int]] | None:
         with self._queue_lock:
@@ -388,7 +385,6 @@ class Channel:
             self._chunks.clear()
             self._batch.clear()
             self.unsent_bytes = 0
-            self._is_held_back = False
         if self._pool is not None:
             self._pool.close()
         if self._map is not None:

@@ -76,6 +76,8 @@ class TlsCredentials:
         # The authority is the program's own: a peer with a certificate of it belongs to it,
         # at whatever address.
         context.check_hostname = False
+        # A peer that leaves says so by the end of TCP; else OpenSSL would answer it with an alert.
+        context.options |= getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=self.authority.decode())
         with _as_file(self.certificate + b"\n" + self.key) as path:
