@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from courier.values.texts import shortened
     from courier.wire.address import bound, join_address, loopback, split_address
     from courier.wire.secret import Secret
+    from courier.wire.stream import ByteStream, Duplex
     from courier.wire.tls import TlsCredentials
 else:
     __getattr__, __dir__ = later(
@@ -41,12 +42,15 @@ else:
             "courier.values.parcel": "Parcel Pickler names_in",
             "courier.values.texts": "shortened",
             "courier.wire.address": "bound join_address loopback split_address",
+            "courier.wire.stream": "ByteStream Duplex",
         },
     )
 
 __all__ = [
     "SCRIPT_NAMES",
     "AwaitedCall",
+    "ByteStream",
+    "Duplex",
     "Parcel",
     "Pickler",
     "Tasks",
@@ -63,6 +67,7 @@ __all__ = [
     "loopback",
     "move",
     "names_in",
+    "open_stream",
     "reconnect",
     "refuse_others",
     "refuse_strangers",
@@ -74,6 +79,7 @@ __all__ = [
     "stop_calling",
     "stop_waiting",
     "surviving",
+    "take_stream",
     "with_arguments",
 ]
 
@@ -210,6 +216,40 @@ def with_arguments(client: object, **more: Any) -> Any:
     view = with_timeout(client, connection_of(client).timeout_s)
     connection_of(view).more = {**connection_of(view).more, **more}
     return view
+
+
+def open_stream(client: object, method: str, *args: Any) -> "ByteStream":
+    """Calls a method by a connection of its own, which becomes a stream of bytes to that method.
+
+    The method begins with `take_stream`, and is the first to send. Then its return value, or what
+    it raises, goes nowhere. If the first bytes are others, the call was refused.
+
+    Raises:
+        CourierError: The server cannot be reached, or does not prove itself.
+
+    Example:
+        stream = lowlevel.open_stream(client, "take_frames", "camera")
+    """
+    return connection_of(client).open_stream(method, args)
+
+
+def take_stream() -> "ByteStream":
+    """Returns, in a method that was called by `open_stream`, its end of the stream.
+
+    Raises:
+        RuntimeError: The method was not called by a connection.
+
+    Example:
+        def take_frames(self, name):
+            self.streams[name] = lowlevel.take_stream()
+            self.streams[name].send(b"!")
+    """
+    from courier.calls.context import current_call
+    from courier.wire.stream import ByteStream
+
+    if (connection := current_call().connection) is None:
+        raise RuntimeError("this call did not come by a connection that can be taken over")
+    return ByteStream(connection.take_over())
 
 
 def call_numbers(

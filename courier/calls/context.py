@@ -3,6 +3,7 @@
 import contextvars
 import time
 from collections.abc import Callable
+from typing import Any
 
 from courier.threads.locks import Event
 
@@ -27,6 +28,8 @@ class CallContext:
     _on_end: list[Callable[[], None]] | None = None
     #: The connection and the number of the call there, for its record; 0 where there is none.
     tag = number = 0
+    #: The connection by which it came; None where there is none of ours.
+    connection: Any = None
     #: When it began to wait for a thread, and when its method began, as of `perf_counter`.
     came = began = 0.0
 

@@ -7,14 +7,23 @@ from courier.calls.context import is_in_call
 from courier.calls.dispatch import DESCRIBE_METHOD, LIST_METHODS, describe_unknown
 from courier.calls.outcomes import RemoteIterator, unreadable
 from courier.calls.pending import PendingCall
+from courier.client._dialing import dial
 from courier.client._lane import Lane
 from courier.client.local import SERVERS
 from courier.client.options import ClientOptions
-from courier.errors import CallCancelledError, SerializationError, UnknownMethodError
+from courier.errors import (
+    CallCancelledError,
+    SerializationError,
+    ServerLostError,
+    UnknownMethodError,
+)
 from courier.threads.abandoned import LEFT, clear_up
 from courier.threads.forks import survive
 from courier.threads.handler_pool import HandlerPool
 from courier.values.parcel import Parcel, pack, unpack
+from courier.wire.channel import BrokenError
+from courier.wire.frames import call_meta
+from courier.wire.stream import ByteStream
 
 #: Callbacks of futures that may run, or block, at the same time.
 _CALLBACK_THREADS = 64
@@ -174,6 +183,17 @@ class Connection:
         clear_up()
         call = self.lane.send(method, arguments, self.timeout_s, blocking=False)
         return call if self._base is None else self._owned(call)
+
+    def open_stream(self, method: str, args: tuple[Any, ...]) -> ByteStream:
+        """Calls a method by a connection of its own; see `lowlevel.open_stream`."""
+        self.check_calling(method)
+        channel = dial(self.lane.options, self.timeout_s, over_grpc=True).channel
+        kind, meta = call_meta(method, None)
+        try:
+            channel.send(kind, 1, pack((args, self.more)), meta)
+        except BrokenError as error:
+            raise ServerLostError(f"{self.where(method)}: {error}") from error
+        return ByteStream(channel.carrier)
 
     def _owned(self, call: PendingCall) -> PendingCall:
         """Notes that this ends the call when it is closed, because the lane continues."""

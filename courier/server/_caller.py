@@ -9,10 +9,11 @@ from courier.calls.context import CallContext
 from courier.calls.dispatch import Dispatcher
 from courier.calls.outcomes import Answer, Failure, Item, Items, Kind, Later, Refusal, Step, Value
 from courier.calls.records import note_peer
-from courier.errors import CourierError, ProtocolError
+from courier.errors import CourierError, ProtocolError, ServerLostError
 from courier.threads.handler_pool import HandlerPool
 from courier.threads.locks import Lock
 from courier.values.parcel import Parcel
+from courier.wire.carrier import SocketCarrier
 from courier.wire.channel import Channel
 from courier.wire.frames import Frame, item_weight, method_of, whole
 from courier.wire.watching import READ, WRITE
@@ -95,7 +96,7 @@ class ServedConnection:
                 if isinstance(came, tuple) and came[0] == _CALL and not carrier.hides_arrivals:
                     _, number, meta, arguments = came
                     call = self._calls[number] = CallContext(method_of(meta), self.peer, None)
-                    call.tag, call.number = channel.tag, number
+                    call.tag, call.number, call.connection = channel.tag, number, self
                     received = ReceivedCall(self, number, call, Parcel(arguments))
                     self._host.run(received, is_alone=True)
                     return  # if the method took long, another thread reads by now
@@ -117,7 +118,7 @@ class ServedConnection:
         if kind in _CALLS:
             method, timeout_s = frame.method()
             call = self._calls[number] = CallContext(method, self.peer, timeout_s)
-            call.tag, call.number = self._channel.tag, number
+            call.tag, call.number, call.connection = self._channel.tag, number, self
             self._host.run(ReceivedCall(self, number, call, frame.parcel))
         elif kind == Kind.CANCEL:
             with self._lock:
@@ -241,6 +242,19 @@ class ServedConnection:
         self.cancel_all()
         self._channel.shut()
         self._channel.close()
+
+    def take_over(self) -> SocketCarrier:
+        """Returns the carrier, whose owner is the caller from now on: nothing is served there.
+
+        For a method whose client has sent nothing after its call. Raises ServerLostError.
+        """
+        with self._lock:
+            if self._gone:
+                raise ServerLostError(f"{self.peer} has left")
+            self._gone = True
+        self._host.forget(self)
+        self.cancel_all()
+        return self._channel.carrier
 
     def give_up(self) -> None:
         """Ends the connection after the present error, from any thread; the poller clears up."""

@@ -106,6 +106,7 @@ class CourierCarrier(Carrier):
         """Frees its resources. Buffers stay valid, but are shared no longer."""
         if self._error is None:
             self._error = ReplicaError(f"replica {self.rank}: its carrier was closed")
+        self._courier.close()
         if self._group is not None:
             self._group.close()
         if self._own is not None:

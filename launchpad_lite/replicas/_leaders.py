@@ -1,28 +1,25 @@
 """Replicas that share no memory exchange arrays over courier, through one leader of each group.
 
-Small things go to the first leader, which answers all. Large arrays go around a ring, in chunks, so
-that each leader sends and receives at the same time, and each connection carries an array once in
-each direction at most twice.
+Small things go to the first leader, which answers all. Large arrays go around a ring, by streams
+between neighbours, in pieces, so that each leader sends and receives at the same time, and each
+stream carries an array at most twice.
 """
 
-import itertools
+import contextlib
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import courier
+from courier.lowlevel import ByteStream, Duplex, open_stream
 from launchpad_lite.replicas._carrier import Array
-from launchpad_lite.replicas._mailbox import Box, Join
+from launchpad_lite.replicas._mailbox import STREAM_IS_TAKEN, Box, Join
 from launchpad_lite.replicas._operations import ArrayOperation, blocks, share
 from launchpad_lite.replicas.errors import ReplicaLostError
 
-_CHUNK_BYTES = 1 << 22
-#: Items that a leader has sent, and others have not received, at most.
-_MOST_OPEN = 8
-#: Chunks of its own part that a leader sends before the first one comes.
-_AHEAD = 4
+#: Bytes that are received before they are combined: they stay in the caches of a core.
+_PIECE_BYTES = 1 << 18
 
 
 class Courier:
@@ -36,6 +33,7 @@ class Courier:
         self._lock = threading.Lock()
         self._error: Exception | None = None
         self._waits_for: Future[Any] | None = None
+        self._streams: Sequence[ByteStream] = ()
 
     def meet(self, turn: int, host: int, item: Any, join: Join, size: int) -> Any:
         """Takes part in the meeting at the replica `host`; returns its result.
@@ -52,8 +50,24 @@ class Courier:
 
     def put(self, rank: int, key: Any, item: Any) -> Future[None]:
         """Sends something to a replica. It must not change until the future is done."""
-        put = self._peers[rank].futures.replica_put
-        return put(self._generation, key, item)  # type: ignore[no-any-return]
+        put: Future[None] = self._peers[rank].futures.replica_put(self._generation, key, item)
+        put.add_done_callback(_read)  # after an error no caller waits for it
+        return put
+
+    def ring(self, after: int, before: int) -> Duplex:
+        """Opens the streams to the replica after this one, and from the one before."""
+        out = open_stream(self._peers[after], "replica_stream", self._generation)
+        into = self.take(STREAM_IS_TAKEN)
+        out.where, into.where = f"replica {after}", f"replica {before}"
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            self._streams = out, into
+        answer = bytearray(1)
+        Duplex(out, out).receive(memoryview(answer))
+        if answer != STREAM_IS_TAKEN:
+            raise ReplicaLostError(f"replica {after} takes no stream")
+        return Duplex(out, into)
 
     def take(self, key: Any) -> Any:
         return self._box.take(self._generation, key)
@@ -76,9 +90,14 @@ class Courier:
         with self._lock:
             self._error = error
             waits_for = self._waits_for
+        self.close()
         if waits_for is not None:
             waits_for.cancel()
         self._box.fail(error)
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.shut()
 
 
 class Leaders:
@@ -94,6 +113,7 @@ class Leaders:
         self._ring = ring
         self._at = ring.index(courier.rank)
         self._turn = 0
+        self._streams: Duplex | None = None
 
     def meet(self, item: Any, join: Join) -> Any:
         """Exchanges items with all leaders; returns the result of `join` at the first of them."""
@@ -103,81 +123,59 @@ class Leaders:
     def all_gather(self, item: Any) -> dict[int, Any]:
         self._turn += 1
         others = [rank for rank in self._ranks if rank != self._courier.rank]
-        with _OpenPuts(self._courier) as puts:
-            for rank in others:
-                puts.send(rank, (self._turn, self._courier.rank), item)
-            items = {rank: self._courier.take((self._turn, rank)) for rank in others}
+        puts = [self._courier.put(rank, (self._turn, self._courier.rank), item) for rank in others]
+        items = {rank: self._courier.take((self._turn, rank)) for rank in others}
+        for put, rank in zip(puts, others, strict=True):
+            self._courier.wait(put, rank)
         return {**items, self._courier.rank: item}
 
     def all_reduce(self, array: Array, operation: ArrayOperation) -> None:
         """Combines the arrays of all leaders, in place.
 
-        For each part, a partial result goes around once, and then the result. A chunk comes back as
+        For each part, a partial result goes around once, and then the result. A piece comes back as
         a result only where its partial results have been, so that its memory may change by then.
         """
-        self._turn += 1
         size, at = len(self._ring), self._at
-        after = self._ring[(at + 1) % size]
         shares = [share(len(array), index, size) for index in range(size)]
         parts = [array[begin:end] for begin, end in shares]
-        own = enumerate(_chunks(parts[at]))
-        with _OpenPuts(self._courier) as puts:
-
-            def send_own(count: int | None) -> None:
-                for number, chunk in itertools.islice(own, count):
-                    puts.send(after, (self._turn, 0, number), chunk)
-
-            send_own(_AHEAD)
+        with self._open_streams() as streams:
+            streams.send(_bytes_of(parts[at]))
             for step in range(2 * size - 2):
-                for number, chunk in enumerate(_chunks(parts[(at - step - 1) % size])):
-                    got = self._courier.take((self._turn, step, number))
+                for piece in _pieces(parts[(at - step - 1) % size]):
                     if step < size - 1:
-                        operation.combine([chunk, got], chunk, last=step == size - 2)
+                        got = self._room[: piece.nbytes].view(piece.dtype)
+                        streams.receive(_bytes_of(got))
+                        operation.combine([piece, got], piece, last=step == size - 2)
                     else:
-                        chunk[:] = got
+                        streams.receive(_bytes_of(piece))
                     if step < 2 * size - 3:
-                        puts.send(after, (self._turn, step + 1, number), chunk)
-                    send_own(1)
-                send_own(None)  # it may have one chunk more than others
+                        streams.send(_bytes_of(piece))
 
     def broadcast(self, array: Array, source: int) -> None:
         """Copies the array of one leader to all, in place: along the ring."""
-        self._turn += 1
         size = len(self._ring)
         hops = (self._at - self._ring.index(source)) % size
-        with _OpenPuts(self._courier) as puts:
-            for number, chunk in enumerate(_chunks(array)):
+        with self._open_streams() as streams:
+            for piece in _pieces(array):
                 if hops:
-                    chunk[:] = self._courier.take((self._turn, number))
+                    streams.receive(_bytes_of(piece))
                 if hops < size - 1:
-                    puts.send(self._ring[(self._at + 1) % size], (self._turn, number), chunk)
+                    streams.send(_bytes_of(piece))
 
+    @contextlib.contextmanager
+    def _open_streams(self) -> Iterator[Duplex]:
+        """Opens the streams, if they are not; at the end of the context, all is sent."""
+        import numpy as np
 
-class _OpenPuts:
-    """Items on their way to other leaders. The end of the context waits until all have arrived."""
-
-    def __init__(self, courier: Courier) -> None:
-        self._courier = courier
-        self._open: deque[tuple[Future[None], int]] = deque()
-
-    def __enter__(self) -> "_OpenPuts":
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
-            while self._open and kind is None:
-                self._courier.wait(*self._open[0])
-                self._open.popleft()
-        finally:
-            for put, _ in self._open:
-                put.add_done_callback(_read)  # after an error no caller waits for it
-
-    def send(self, rank: int, key: Any, item: Any) -> None:
-        """Sends an item, which must not change until it has arrived; waits while many are open."""
-        self._open.append((self._courier.put(rank, key, item), rank))
-        while len(self._open) > _MOST_OPEN:
-            self._courier.wait(*self._open[0])
-            self._open.popleft()
+            if self._streams is None:
+                neighbours = [self._ring[(self._at + step) % len(self._ring)] for step in (1, -1)]
+                self._streams = self._courier.ring(*neighbours)
+                self._room = np.empty(_PIECE_BYTES, np.uint8)
+            yield self._streams
+            self._streams.flush()
+        except courier.CourierError as failure:
+            raise ReplicaLostError(str(failure)) from failure
 
 
 def _read(future: Future[None]) -> None:
@@ -185,5 +183,9 @@ def _read(future: Future[None]) -> None:
         future.exception()
 
 
-def _chunks(part: Array) -> Iterator[Array]:
-    return (part[begin:end] for begin, end in blocks(len(part), part.itemsize, _CHUNK_BYTES))
+def _bytes_of(array: Array) -> memoryview:
+    return array.view("u1").data
+
+
+def _pieces(part: Array) -> Iterator[Array]:
+    return (part[begin:end] for begin, end in blocks(len(part), part.itemsize, _PIECE_BYTES))

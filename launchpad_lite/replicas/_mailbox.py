@@ -5,8 +5,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from courier.lowlevel import take_stream
 from launchpad_lite.replicas.errors import ReplicaLostError
 
+#: What the end of a stream that was taken over sends, and its key in the box.
+STREAM_IS_TAKEN = b"!"
 #: Makes the result for all from the items of all, in the order of their indices.
 Join = Callable[[Sequence[Any]], Any]
 
@@ -116,6 +119,12 @@ class Mailbox:
     def replica_put(self, generation: int, key: Any, item: Any) -> None:
         """Leaves something for this replica; ReplicaLostError: that is in a later generation."""
         self._box.put(generation, key, item)
+
+    def replica_stream(self, generation: int) -> None:
+        """Becomes the stream from the replica before this one in the ring."""
+        stream = take_stream()
+        self._box.put(generation, STREAM_IS_TAKEN, stream)
+        stream.send(STREAM_IS_TAKEN)
 
 
 def _close(meeting: _Gathering) -> None:

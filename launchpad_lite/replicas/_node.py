@@ -83,6 +83,7 @@ class ReplicaNode:
         self._box = Box()
         mailbox = Mailbox(self._box)
         self.replica_meet, self.replica_put = mailbox.replica_meet, mailbox.replica_put
+        self.replica_stream = mailbox.replica_stream
         if rank == 0:
             meeting = Meeting(
                 len(replicas), lp.restart_count(), replicator.min_replicas, replicator.patience_s

@@ -1,6 +1,8 @@
 """Carriers: what all of them promise, and what is special about the one over courier."""
 
 import contextlib
+import os
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from launchpad_lite.replicas._carrier import Carrier, CollectiveCall
+from launchpad_lite.replicas._operations import ArrayOperation
 from launchpad_lite.replicas.errors import CollectiveMismatchError, ReplicaLostError
 from tests.launchpad_lite.replicas.carriers import (
     Makers,
@@ -402,3 +405,26 @@ def test_a_killed_server_ends_the_calls_that_wait_for_it() -> None:
         replicas[0].process.kill()
         results = [replica.result() for replica in replicas[1:]]
     assert {type(result) for result in results} == {ReplicaLostError}
+
+
+def _third(carrier: Carrier) -> None:
+    large(carrier, CollectiveCall(2, "third"))
+
+
+def _ends_in_a_sum(carrier: Carrier) -> None:
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(ArrayOperation, "combine", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+    _third(carrier)
+
+
+def test_a_leader_that_is_killed_between_two_pieces_is_named() -> None:
+    with processes(apart(2)) as replicas:
+        for step in (_first, _second):
+            for replica in replicas:
+                replica.begin(step)
+            assert [replica.result() for replica in replicas] == [None] * 2
+        replicas[0].begin(_third)
+        replicas[1].begin(_ends_in_a_sum)
+        result = replicas[0].result()
+    assert isinstance(result, ReplicaLostError)
+    assert "replica 1: the connection broke" in str(result)
