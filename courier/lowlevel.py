@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from courier.wire.secret import Secret
     from courier.wire.stream import ByteStream, Duplex
     from courier.wire.tls import TlsCredentials
+    from courier.wire.watching import Spin
 else:
     __getattr__, __dir__ = later(
         globals(),
@@ -43,6 +44,7 @@ else:
             "courier.values.texts": "shortened",
             "courier.wire.address": "bound join_address loopback split_address",
             "courier.wire.stream": "ByteStream Duplex",
+            "courier.wire.watching": "Spin",
         },
     )
 
@@ -53,6 +55,7 @@ __all__ = [
     "Duplex",
     "Parcel",
     "Pickler",
+    "Spin",
     "Tasks",
     "answered_call",
     "awaited_call",

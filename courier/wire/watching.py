@@ -36,6 +36,9 @@ class Spin:
     twice the time of the best choice (A. Karlin et al., "Empirical studies of competitive spinning
     for a shared-memory multiprocessor", SOSP 1991). After each time in vain, twice as many waits go
     by before the next one.
+
+    Example:
+        events = spin.look(poll.poll) or poll.poll()
     """
 
     __slots__ = ("_next_rest", "_now", "_rest")

@@ -2,8 +2,8 @@
 
 Each replica has memory without a name (memfd), and a pipe by which others wake it: its *bell*. The
 others open both by `/proc/PID/fd/N`, which works for processes of the same user that see each
-other. Nothing is left of them when the processes are gone, however they end. No replica spins:
-there may be more of them than cores.
+other. Nothing is left of them when the processes are gone, however they end. Before a replica
+sleeps, it polls for a moment, and rarely while that is in vain: there may be more of them than cores.
 
 One replica of a group is its *chief*: the others report to its bell, and it answers to theirs. A
 replica reads memory of another only after a message from it, directly or by the chief, so the
@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from courier.lowlevel import Spin
 from launchpad_lite.replicas._carrier import Array
 from launchpad_lite.replicas.errors import ReplicaLostError
 
@@ -187,6 +188,7 @@ class SharedGroup:
             undo.callback(self.close)
             self._memories = [self._open(index) for index in range(len(ranks))]
             undo.pop_all()
+        self._spin = Spin()
         self._poll = select.poll()
         for descriptor in (own.bell, own.interruption, *self._processes):
             self._poll.register(descriptor, select.POLLIN)
@@ -308,7 +310,9 @@ class SharedGroup:
         """Waits for a message on the own bell, if the report of an index is `missing`."""
         while True:
             lost = [index for index in self._ended if missing(index)]
-            ready = {descriptor for descriptor, _ in self._poll.poll(0 if lost else None)}
+            poll = self._poll.poll
+            found = poll(0) if lost else self._spin.look(poll) or poll()
+            ready = {descriptor for descriptor, _ in found}
             if self._own.bell in ready:
                 return  # first of all: its sender may have ended since
             if self._own.interruption in ready:
