@@ -1,7 +1,11 @@
 """Bytes without frames, by connections of their own, whose peers have proved themselves."""
 
+import contextlib
+import queue
 import select
+import threading
 from collections import deque
+from collections.abc import Iterator
 
 from courier.errors import ServerLostError
 from courier.threads.forks import survive
@@ -62,8 +66,6 @@ class ByteStream:
 class Duplex:
     """Sends by one stream while it receives from another. For one thread.
 
-    There is no thread beside it: they would wait for each other, and for the interpreter's lock.
-
     Example:
         both = lowlevel.Duplex(stream, stream)
         both.send(memoryview(b"frames"))
@@ -73,14 +75,54 @@ class Duplex:
     def __init__(self, out: ByteStream, into: ByteStream) -> None:
         self._out, self._into = out, into
         self._unsent: deque[memoryview] = deque()
+        #: What another thread sends, while there is one; and its error.
+        self._queue: queue.SimpleQueue[memoryview | None] | None = None
+        self._error: BaseException | None = None
         self._spin = Spin()
 
+    @contextlib.contextmanager
+    def sending(self, *, aside: bool) -> Iterator[None]:
+        """Sends, in a context, at whose end all is sent; `aside`: by another thread."""
+        if not aside:
+            yield
+            self._flush()
+            return
+        queued = self._queue = queue.SimpleQueue()
+        thread = threading.Thread(
+            target=self._send_queued, args=(queued,), name="courier-sender", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        except BaseException:
+            self._out.shut()  # the thread may wait for a peer that reads no more
+            raise
+        finally:
+            self._queue = None
+            queued.put(None)
+            thread.join()
+            if self._error is not None:
+                raise self._error
+
+    def _send_queued(self, queued: "queue.SimpleQueue[memoryview | None]") -> None:
+        both = Duplex(self._out, self._into)
+        try:
+            while (data := queued.get()) is not None:
+                both.send(data)
+                both._flush()
+        except BaseException as error:  # noqa: BLE001 - the other thread raises it
+            self._error = error
+            self._into.shut()  # which wakes it
+
     def send(self, data: memoryview) -> None:
-        """Sends bytes while it receives others. They must not change until then; see `flush`."""
-        self._unsent.append(data)
+        """Sends bytes, which must not change until `sending` has ended."""
+        if self._queue is not None:
+            self._queue.put(data)
+        else:
+            self._unsent.append(data)
 
     def receive(self, room: memoryview) -> None:
-        """Fills `room`. Raises ServerLostError, as `flush` does."""
+        """Fills `room`. Raises ServerLostError, as `sending` does."""
         while room:
             sent = self._send_some()
             count = self._into.receive(room)
@@ -88,8 +130,7 @@ class Duplex:
             if not (count or sent):
                 self._wait(self._into, READ)
 
-    def flush(self) -> None:
-        """Returns when all is sent."""
+    def _flush(self) -> None:
         while self._unsent:
             if not self._send_some():
                 self._wait(self._out, WRITE)

@@ -6,6 +6,7 @@ stream carries an array at most twice.
 """
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -20,6 +21,8 @@ from launchpad_lite.replicas.errors import ReplicaLostError
 
 #: Bytes that are received before they are combined: they stay in the caches of a core.
 _PIECE_BYTES = 1 << 18
+#: From here on, and with more than two cores, another thread sends: TLS keeps both busy.
+_ASIDE_BYTES, _ASIDE_CORES = 1 << 23, 2
 
 
 class Courier:
@@ -138,7 +141,7 @@ class Leaders:
         size, at = len(self._ring), self._at
         shares = [share(len(array), index, size) for index in range(size)]
         parts = [array[begin:end] for begin, end in shares]
-        with self._open_streams() as streams:
+        with self._open_streams(array) as streams:
             streams.send(_bytes_of(parts[at]))
             for step in range(2 * size - 2):
                 for piece in _pieces(parts[(at - step - 1) % size]):
@@ -155,7 +158,7 @@ class Leaders:
         """Copies the array of one leader to all, in place: along the ring."""
         size = len(self._ring)
         hops = (self._at - self._ring.index(source)) % size
-        with self._open_streams() as streams:
+        with self._open_streams(array) as streams:
             for piece in _pieces(array):
                 if hops:
                     streams.receive(_bytes_of(piece))
@@ -163,7 +166,7 @@ class Leaders:
                     streams.send(_bytes_of(piece))
 
     @contextlib.contextmanager
-    def _open_streams(self) -> Iterator[Duplex]:
+    def _open_streams(self, array: Array) -> Iterator[Duplex]:
         """Opens the streams, if they are not; at the end of the context, all is sent."""
         import numpy as np
 
@@ -172,8 +175,9 @@ class Leaders:
                 neighbours = [self._ring[(self._at + step) % len(self._ring)] for step in (1, -1)]
                 self._streams = self._courier.ring(*neighbours)
                 self._room = np.empty(_PIECE_BYTES, np.uint8)
-            yield self._streams
-            self._streams.flush()
+            has_cores = len(os.sched_getaffinity(0)) > _ASIDE_CORES
+            with self._streams.sending(aside=has_cores and array.nbytes >= _ASIDE_BYTES):
+                yield self._streams
         except courier.CourierError as failure:
             raise ReplicaLostError(str(failure)) from failure
 

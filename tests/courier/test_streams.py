@@ -15,16 +15,16 @@ _BYTES = 3 << 20
 
 
 class Doubler:
-    def double(self, size: int) -> None:
+    def double(self, size: int, aside: bool = False) -> None:
         """Sends each number twice as large, when all have come."""
         stream = lowlevel.take_stream()
         both = lowlevel.Duplex(stream, stream)
         numbers = np.empty(size, np.uint8)
-        both.send(memoryview(b"!"))
-        both.receive(numbers.data)
-        numbers *= 2
-        both.send(numbers.data)
-        both.flush()
+        with both.sending(aside=aside):
+            both.send(memoryview(b"!"))
+            both.receive(numbers.data)
+            numbers *= 2
+            both.send(numbers.data)
 
     def refuse(self) -> None:
         raise ValueError("no streams here")
@@ -42,22 +42,30 @@ def _first_byte(stream: lowlevel.ByteStream) -> bytes:
     return bytes(first)
 
 
+@pytest.mark.parametrize("aside", [False, True])
 @pytest.mark.parametrize("way", ["unix", "tcp", "grpc", "tls"])
-def test_a_call_becomes_a_stream(way: str, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_becomes_a_stream(
+    way: str, aside: bool, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     go_by("tcp" if way == "tls" else way, monkeypatch)
     tls = Authority().issue() if way == "tls" else None
     _, client = serve(Doubler(), tls=tls, client={"tls": tls})
-    stream = lowlevel.open_stream(client, "double", _BYTES)
+    stream = lowlevel.open_stream(client, "double", _BYTES, aside)
     assert _first_byte(stream) == b"!"
     both = lowlevel.Duplex(stream, stream)
     numbers = np.arange(_BYTES, dtype=np.uint8)
     results = np.empty_like(numbers)
-    both.send(numbers.data)
-    both.receive(results.data)
+
+    def exchange() -> None:
+        with both.sending(aside=aside):
+            both.send(numbers.data)
+            both.receive(results.data)
+
+    exchange()
     assert (results == numbers * 2).all()
     assert client.echo("calls go on") == "calls go on"
     with pytest.raises(courier.ServerLostError, match="the connection broke"):
-        both.receive(memoryview(bytearray(1)))  # the method has returned, and dropped its end
+        exchange()  # the method has returned, and dropped its end
 
 
 def test_a_refused_stream_begins_otherwise(serve: Serve) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from courier.lowlevel import ByteStream
 from launchpad_lite.replicas._carrier import Carrier, CollectiveCall
 from launchpad_lite.replicas._operations import ArrayOperation
 from launchpad_lite.replicas.errors import CollectiveMismatchError, ReplicaLostError
@@ -428,3 +429,28 @@ def test_a_leader_that_is_killed_between_two_pieces_is_named() -> None:
         result = replicas[0].result()
     assert isinstance(result, ReplicaLostError)
     assert "replica 1: the connection broke" in str(result)
+
+
+def test_on_hosts_with_cores_another_thread_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    names = set[str]()
+    send = ByteStream.send
+
+    def note_and_send(stream: ByteStream, data: Any) -> int:
+        names.add(threading.current_thread().name)
+        return send(stream, data)
+
+    arrays = arrays_of("int64", 3 << 20, 3)
+    with CARRIERS["apart"](3) as carriers:
+        run(carriers, _second)  # which opens the streams
+        monkeypatch.setattr(ByteStream, "send", note_and_send)
+
+        def add(carrier: Carrier) -> Any:
+            result = arrays[carrier.rank].copy()
+            carrier.all_reduce(result, "sum", CollectiveCall(2, "sum"))
+            return result
+
+        results = run(carriers, add)
+    assert names == {"courier-sender"}
+    for result in results:
+        assert (result == np.sum(arrays, axis=0)).all()
