@@ -160,6 +160,8 @@ class TlsCarrier(SocketCarrier):
             self._tls.do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return False
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):  # nothing is wrong with certificates
+            raise ConnectionResetError("the peer left during the TLS handshake") from None
         return True
 
     def receive(self, room: memoryview, *, wait: bool) -> int:

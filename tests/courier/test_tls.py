@@ -200,6 +200,29 @@ def test_who_has_no_valid_certificate_is_told_so_at_once(
             client.echo(1)
 
 
+def test_a_server_that_leaves_during_the_handshake_is_lost_and_no_stranger(
+    tls: courier.TlsCredentials, over_tcp: None
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def leave() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    visitor, _ = listener.accept()
+                    with visitor:
+                        visitor.recv(1 << 16)
+
+        leaving = threading.Thread(target=leave)
+        leaving.start()
+        host, port = listener.getsockname()
+        client = courier.Client(f"{host}:{port}", tls=tls, wait_for_ready=False)
+        with pytest.raises(courier.ServerUnreachableError, match="the peer left during"):
+            client.echo(1)
+        courier.close(client)
+        listener.shutdown(socket.SHUT_RDWR)
+    leaving.join(_PATIENCE_S)
+
+
 def test_a_wrong_secret_is_refused_under_tls(serve_tls: Serve, carrier: str) -> None:
     _, client = serve_tls(
         Node(), client={"secret": courier.Secret.generate(), "call_timeout": _PATIENCE_S}
