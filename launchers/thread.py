@@ -126,9 +126,11 @@ class _ThisProcess(ThreadHost):
     def ask(
         self, question: str, argument: Any, nodes: Collection[str] | None, timeout_s: float
     ) -> Mapping[str, Any]:
-        living = {name: node for name, node in tuple(self.nodes.items()) if node.is_alive}
+        present = tuple(self.nodes.items())
         if question == "look":
-            return {name: to_json(each) for name, each in self._look(living).items()}
+            alive = {name: node for name, node in present if node.is_alive}
+            return {name: to_json(each) for name, each in self._look(alive).items()}
+        living = {name: node for name, node in present if node.answers}
         answers = Answers()
         number = answers.begin()
         asked = living.keys() if nodes is None else living.keys() & set(nodes)

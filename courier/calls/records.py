@@ -297,10 +297,10 @@ def newest_calls(
         numbers = _all.get(index)
         if numbers is None or call.began < numbers.born or _is_inner(call.method):
             return False
-        ran = call.end == _ENDS[0] or call.began + call.seconds >= since
-        return ran and (scopes is None or numbers.key[0] in scopes)
+        return scopes is None or numbers.key[0] in scopes
 
-    return _newest_of((call for index, call in _read(_memory) if is_wanted(index, call)), most)
+    found = _read(_memory, since)
+    return _newest_of((call for index, call in found if is_wanted(index, call)), most)
 
 
 def _is_inner(method: str) -> bool:
@@ -317,8 +317,8 @@ def _newest_of(calls: Iterable[RecordedCall], most: int) -> list[RecordedCall]:
     return sorted(calls)[-most:] if most else []
 
 
-def _read(memory: mmap.mmap) -> Iterator[tuple[int, RecordedCall]]:
-    """Yields all calls of a memory, each with the index of its method."""
+def _read(memory: mmap.mmap, since: float = 0.0) -> Iterator[tuple[int, RecordedCall]]:
+    """Yields all calls of a memory that ran at a time or later, each with the index of its method."""
     methods: dict[int, tuple[bool, str, str]] = {}
     peers: dict[int, str] = {}
     for key, kind, data in _NAME.iter_unpack(memory[:_RING_AT]):
@@ -332,7 +332,7 @@ def _read(memory: mmap.mmap) -> Iterator[tuple[int, RecordedCall]]:
     for position, record in enumerate(_RECORD.iter_unpack(memory[_RING_AT:])):
         began, tag, number, thread, index, took_s, end = record
         # A Ctrl-C may have come between a number and its record: that place stays as it was.
-        if began > 0 and index in methods:
+        if began > 0 and index in methods and (not end or began + took_s >= since):
             is_served, server, method = methods[index]
             peer = peers.get(tag, "this process") if is_served else server
             ids = thread, tag, number or position * _RECORD.size

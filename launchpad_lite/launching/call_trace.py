@@ -7,12 +7,14 @@ import collections
 import gzip
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from courier.lowlevel import call_records
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.life.result import named
 from launchpad_lite.parts.escapes import shown
@@ -79,8 +81,9 @@ class RunTrace:
         self._hosts: dict[str, str] = {}
         #: As answers to `calls`, but with calls by when and in which thread they began.
         self._answers: dict[str, dict[str, Any]] = {}
-        #: By host and process, how many calls it has recorded.
+        #: By host and process, how many calls it has recorded; this process, also of what was before.
         self._recorded: dict[tuple[str, int], int] = {}
+        self._before = {os.getpid(): call_records.count()}
         self._missing = 0
         # No daemon: the end of the script waits for it.
         self.thread = threading.Thread(target=self._run, name="launchpad-trace")
@@ -114,7 +117,8 @@ class RunTrace:
         answers = {node: each for node, each in found.items() if "error" not in each}
         for node, each in answers.items():
             process = self._hosts[node], each["pid"]
-            self._missing += max(0, each["count"] - self._recorded.get(process, 0) - each["room"])
+            before = self._recorded.get(process, self._before.get(each["pid"], 0))
+            self._missing += max(0, each["count"] - before - each["room"])
             self._recorded[process] = each["count"]
             kept = self._answers.setdefault(node, {"threads": {}, "calls": {}})
             # `now`: as of the same time for all, by the clock of its host.

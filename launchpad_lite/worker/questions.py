@@ -80,7 +80,9 @@ def _trace(
     """Answers in a second, or when the node has ended, with the calls since a time, by its name."""
     runtime.wait_for_end(_TRACE_S)
     count = call_records.count()  # first: more may be missing, not less
-    found = _calls(runtime, idents, time.perf_counter() - argument.get(runtime.name, 0.0))
+    found = _calls(
+        runtime, idents, time.perf_counter() - argument.get(runtime.name, runtime.made_at)
+    )
     return {**found, "pid": os.getpid(), "count": count, "room": call_records.ROOM}
 
 

@@ -132,6 +132,8 @@ class NodeRuntime:
         self.setup = setup
         self.table = table
         self.has_process = has_process
+        #: When it was made, by `perf_counter`: its calls begin later.
+        self.made_at = time.perf_counter()
         #: What its calls are counted for, where nodes share a process.
         self._calls = object()
         self._post = post

@@ -37,10 +37,14 @@ class NodeThread:
         self._name = name or runtime.name
         #: May be ended at any point; the supervising thread cleans up.
         self._runner: threading.Thread | None = None
+        #: Whether it answers questions: also when its code has ended, while others want to hear of it.
+        self.answers = False
 
     def run(self, handlers_s: float) -> None:
         """Runs the node to its end, in its own thread; then stop handlers have `handlers_s`."""
-        with self.runtime.active():
+        with contextlib.ExitStack() as ends, self.runtime.active():
+            self.answers = True
+            ends.callback(setattr, self, "answers", False)
             context = contextvars.copy_context()
             self._runner = threading.Thread(
                 target=context.run, args=(self._run_body,), name=self._name, daemon=True
