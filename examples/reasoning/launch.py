@@ -5,6 +5,7 @@
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -145,8 +146,9 @@ def run(options: argparse.Namespace, mode: str, folder: Path) -> Run:
             found = [each.pid for each in running.status() if each.name.startswith("generator")]
             pids = [pid for pid in found if pid is not None]
             if pids and (folder / "steps.jsonl").exists():
-                os.kill(random.choice(pids), signal.SIGKILL)
-                kills.append(time.time())
+                with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                    os.kill(random.choice(pids), signal.SIGKILL)
+                    kills.append(time.time())
         result = running.wait()
     steps, evaluations = (
         [json.loads(line) for line in (folder / name).read_text("utf-8").splitlines()]

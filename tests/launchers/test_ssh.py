@@ -76,7 +76,10 @@ def test_doctor_reaches_hosts_as_a_launch_does(ssh: SshDesk) -> None:
     found = {line.partition(": ")[0]: line for line in told.splitlines()}
     assert doctor.returncode == 1
     assert "ok    ssh" in found
-    assert f"s ahead; it is reached at {ssh.hosts.addresses['h1']}" in found["ok    host h1"]
+    assert (
+        f"its agent answered; it is reached at {ssh.hosts.addresses['h1']}"
+        in found["ok    host h1"]
+    )
     assert "Could not resolve hostname nowhere" in found["fail  host nowhere"]
 
 
@@ -317,7 +320,8 @@ def test_packages_that_a_host_lacks_and_a_full_disk_are_told(ssh: SshDesk) -> No
     assert re.match(
         rf"h2: the program needs numpy \S+ \(none there\) in {python}\. Install the same", refusal
     )
-    assert_untouched(ssh.hosts)
+    poll_until(lambda: not ssh.hosts.leftovers())
+    assert not ssh.hosts.files("h2")
 
     ssh.hosts.fill_disk("h2")
     refusal = ssh.launch().refusal()
