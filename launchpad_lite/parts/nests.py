@@ -5,6 +5,7 @@ is imported here: a value of theirs can only be there if it is imported.
 """
 
 import collections
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -67,8 +68,14 @@ def rebuilt(nest: Any, replace: Callable[[Any], Any]) -> Any:
         return sequence_like(nest, new)
     if nest is None:
         return None
-    names = [field.name for field in dataclasses.fields(nest)]
-    return dataclasses.replace(nest, **dict(zip(names, new, strict=True)))
+    named = dict(zip((field.name for field in dataclasses.fields(nest)), new, strict=True))
+    try:
+        return dataclasses.replace(nest, **named)
+    except (TypeError, ValueError):  # its constructor takes other arguments
+        like = copy.copy(nest)
+        for name, part in named.items():
+            object.__setattr__(like, name, part)  # it may be frozen
+        return like
 
 
 def sequence_like(sequence: Any, parts: list[Any]) -> Any:

@@ -25,6 +25,18 @@ class Losses:
     critic: Any
 
 
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """Has a constructor of its own, as models of JAX do."""
+
+    weights: Any
+    size: int = dataclasses.field(init=False)
+
+    def __init__(self, size: int) -> None:
+        object.__setattr__(self, "weights", np.arange(size))
+        object.__setattr__(self, "size", size)
+
+
 NEST = {
     "loss": Losses(np.float32(1.5), [np.arange(3), np.zeros((2, 0))]),
     "pair": Pair((1, 2.5), OrderedDict(a=True, b=None)),
@@ -56,6 +68,13 @@ def test_mappings_stay_of_their_kind() -> None:
     found = Packed([defaultdict(list, a=1), Counter(a=1)]).unpacked()
     assert found == [{"a": 1}, Counter(a=1)]
     assert found[0]["b"] == []
+
+
+def test_a_dataclass_may_have_a_constructor_of_its_own() -> None:
+    layer = Layer(2)
+    back = nests.rebuilt(layer, lambda leaf: leaf + 1)
+    assert (type(back), back.weights.tolist(), back.size) == (Layer, [1, 2], 3)
+    assert (layer.weights.tolist(), layer.size) == ([0, 1], 2)
 
 
 def test_what_is_packed_is_a_copy() -> None:
