@@ -119,6 +119,21 @@ def test_another_machine_is_sent_only_arrays_that_differ(monkeypatch: pytest.Mon
     ]  # fmt: skip
 
 
+def test_another_machine_is_sent_what_cannot_be_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_module, "_is_elsewhere", lambda: True)
+
+    def work(weights: rollouts.WeightsClient) -> None:
+        found, known = rollouts.VersionedWeights(None, 0), None
+        for number in range(3):
+            ragged = np.array([np.full(2, number), np.zeros(3)], object)
+            weights.publish({"ragged": ragged, "same": np.ones(2)})
+            found = weights.get(found.version, known=known, timeout_s=20)
+            known = found.params
+            assert known["ragged"][0].tolist() == [number] * 2
+
+    run(work)
+
+
 def test_arrays_are_converted_on_the_way() -> None:
     params = {"a": np.full(3, 1.5), "b": np.arange(3), "c": "text"}
 
