@@ -118,8 +118,8 @@ class BufferNode:
         self._serve()
         return hangs
 
-    async def take(self, member: MemberLife, wait_s: float) -> tuple[RolloutOrder, Any] | None:
-        """Returns a rollout to make and its prompt; None if there is none in time."""
+    async def take(self, member: MemberLife, wait_s: float) -> tuple[RolloutOrder, bytes] | None:
+        """Returns a rollout to make and its prompt, pickled; None if there is none in time."""
         self._start()
         give_up_at = time.monotonic() + wait_s
         while True:
@@ -127,8 +127,8 @@ class BufferNode:
             if order is None and (order := await self._order(member, give_up_at)) is None:
                 return None
             try:
-                return order, self._prompts[order.prompt.index]
-            except Exception as error:  # noqa: BLE001 - of the user's sequence
+                return order, courier.dumps(self._prompts[order.prompt.index])
+            except Exception as error:  # noqa: BLE001 - of the user's sequence, or prompt
                 await self.fail(order.token, f"prompts[{order.prompt.index}]: {error!r}")
 
     async def _order(self, member: MemberLife, give_up_at: float) -> RolloutOrder | None:

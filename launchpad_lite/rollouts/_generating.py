@@ -230,11 +230,11 @@ class GeneratorNode(_MemberNode):
                 raise
             # else: as a thread it may go on for a while, and another program have the port
 
-    def _work_at(self, order: RolloutOrder, prompt: Any) -> None:
+    def _work_at(self, order: RolloutOrder, prompt: bytes) -> None:
         with self._lock:
             self._held[order.token] = threading.get_ident(), time.monotonic()
         try:
-            send = self._make(order, prompt)
+            send = self._make(order, loaded(prompt))
         except ForcedExit:
             raise
         except BaseException as error:  # noqa: BLE001 - it may succeed elsewhere

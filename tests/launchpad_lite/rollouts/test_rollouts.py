@@ -201,6 +201,41 @@ def test_a_prompt_that_fails_is_set_aside_with_its_errors() -> None:
     assert told[-1].set_aside == 1
 
 
+class _Unreadable:
+    """Cannot be pickled, or cannot be unpickled."""
+
+    def __init__(self, is_sent: bool) -> None:
+        self._is_sent = is_sent
+
+    def __reduce__(self) -> Any:
+        if not self._is_sent:
+            raise ArithmeticError("not to be sent")
+        return int, ("not to be read",)
+
+
+class _SomeUnreadable:
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        return _Unreadable(index == 2) if index in (2, 4) else index
+
+
+def test_a_prompt_that_cannot_be_sent_or_read_is_set_aside() -> None:
+    errors: dict[int, str] = {}
+
+    def read(made: rollouts.RolloutsClient, groups: int, told: list[Any]) -> None:
+        made.publish(params(1))
+        told += [group.prompt for batch in made.batches(groups) for group in batch]
+        errors.update((each.index, each.errors[-1]) for each in made.set_aside)
+
+    whole, told = program(rollouts.Rollouts(_SomeUnreadable(), absence_s=5), train=read)  # type: ignore[arg-type]
+    lp.launch(whole, "local_mt").wait()
+    assert sorted(told) == [0, 1, 3, 5]
+    assert "ValueError: invalid literal for int()" in errors[2]
+    assert "not to be sent" in errors[4]
+
+
 def test_one_generator_that_fails_does_not_spoil_what_others_make() -> None:
     names = iter(range(3))
 
