@@ -13,16 +13,19 @@ Example:
 
 import contextlib
 import itertools
+import logging
 import math
 import re
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from courier import lowlevel
 from launchpad_lite.life.events import Logged
+from launchpad_lite.parts.threads import has_returned
 from launchpad_lite.worker.runtime import NodeRuntime, current_runtime
 
 __all__ = [
@@ -43,6 +46,9 @@ _MOST = 1000
 _MOST_TEXT, _MOST_BARS = 4000, 50
 #: Seconds between two lines that a node prints for `lp.log`, and between two messages with its values.
 _PRINT_S, _TELL_S = 10.0, 1.0
+_VIEWS_S = 2.0  # seconds that the views of a node have at its end
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def _number(name: str, value: Any) -> float:
@@ -139,10 +145,12 @@ class _View(_Metric):
         try:
             if not isinstance(found := self.read(), Mapping):
                 return str(found)[:_MOST_TEXT]
-            bars = itertools.islice(found.items(), _MOST_BARS)
+            # First all of them: another thread may change the mapping.
+            bars = list(itertools.islice(found.items(), _MOST_BARS))
             return {str(name)[:_MOST_TEXT]: self._finite(value) for name, value in bars}
         except Exception as error:  # noqa: BLE001 - it is shown
-            return f"{type(error).__name__}: {error}"[:_MOST_TEXT]
+            # Whose own text may fail.
+            return "".join(traceback.format_exception_only(error)).strip()[:_MOST_TEXT]
         finally:
             self._lock.release()
 
@@ -231,10 +239,16 @@ class _NodeNumbers:
         self._ended.set()
         with self._lock:
             self._flush(math.inf)
+        if not has_returned(self._tell_views, _VIEWS_S):
+            metrics = list(self._metrics.values())
+            late = [each.name for each in metrics if each.kind == "view" and each._lock.locked()]
+            _LOGGER.warning("views that do not return: %s. Their node ends without them", late)
+        self._metrics.clear()  # the functions of views may refer to the node
+
+    def _tell_views(self) -> None:
         # So that the folder of the run has them, also where nobody looked.
         if (views := self.read()["view"]) and (runtime := self._runtime()) is not None:
             runtime.say(Logged, {}, None, views)
-        self._metrics.clear()  # the functions of views may refer to the node
 
     def read(self) -> dict[str, Any]:
         kinds = "counter", "gauge", "histogram", "view"
@@ -286,7 +300,8 @@ def view(name: str, read: Callable[[], object]) -> None:
         name: The name of the view; the view of this name that was there before is replaced.
         read: Returns numbers by name, of which 50 are shown; anything else is shown as text, by `str`.
             Called in another thread, once a second while somebody looks, and at the end of the node.
-            It returns soon, because other numbers of the node wait for it. What it raises is shown.
+            It returns soon, because other numbers of the node wait for it, and the end of the node up
+            to 2 s. What it raises is shown.
 
     Raises:
         NoProgramError: No program runs here.

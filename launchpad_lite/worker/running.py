@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from courier import ExceptionReport
 from launchpad_lite.life.events import Failing
-from launchpad_lite.parts.threads import start_thread
+from launchpad_lite.parts.threads import has_returned
 from launchpad_lite.process.script import importing
 from launchpad_lite.worker.runtime import NodeRuntime
 
@@ -54,8 +54,5 @@ def report_on(error: BaseException, tell: Callable[[ExceptionReport], object]) -
         tell(known[-1])
         known.append(known[-1].with_object(error, _OBJECT_BYTES))
 
-    try:
-        start_thread(look).join(_TELLING_S)
-    except RuntimeError:  # the system gives no more threads
-        look()
+    has_returned(look, _TELLING_S)
     return known[-1]

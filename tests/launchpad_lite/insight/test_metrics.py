@@ -2,6 +2,8 @@
 
 import json
 import math
+import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 import launchpad_lite as lp
+from launchpad_lite.insight import metrics
 from launchpad_lite.insight._curves import Curves
 from launchpad_lite.insight.history import FollowedHistory
 from launchpad_lite.insight.metrics import numbers
@@ -62,8 +65,30 @@ def test_each_node_tells_its_own_numbers(launch_program: Launch, launcher: str) 
     )  # where tuples stay tuples
 
 
+class _BrokenError(KeyError):
+    def __str__(self) -> str:
+        raise self
+
+
 def _broken() -> None:
-    raise KeyError("key")
+    raise _BrokenError("key")
+
+
+class _Growing:
+    """A large number, in a mapping that changes while it is read."""
+
+    def __init__(self, mapping: dict[Any, Any]) -> None:
+        self._mapping = mapping
+
+    def __float__(self) -> float:
+        self._mapping["more"] = 1
+        return 2.0
+
+
+def _grow() -> dict[Any, Any]:
+    mapping: dict[Any, Any] = {}
+    mapping["large"] = _Growing(mapping)
+    return mapping
 
 
 class Viewed:
@@ -73,6 +98,7 @@ class Viewed:
         lp.metrics.view("text", lambda: f"{self._count} done\n\x1b[31mred")
         lp.metrics.view("bars", lambda: {1: 2, "b": self._count})
         lp.metrics.view("broken", _broken)
+        lp.metrics.view("grows", _grow)
 
     def run(self) -> None:
         self._count = 4
@@ -102,7 +128,8 @@ def test_views_are_read_when_somebody_looks_and_at_the_end(launch_program: Launc
     bar = "█"
     assert _views(folder) == {
         "bars": f"node[0]\n1 {6 * bar:24} 2\nb {24 * bar} 8",
-        "broken": "node[0]\nKeyError: 'key'",
+        "broken": "node[0]\n" + traceback.format_exception_only(_BrokenError())[0].rstrip(),
+        "grows": f"node[0]\nlarge {24 * bar} 2",
         "text": "node[0]\n8 done\nred",
     }
 
@@ -125,6 +152,24 @@ def test_a_view_that_does_not_return_holds_up_neither_the_stop_nor_later_questio
 def _block() -> None:
     lp.metrics.view("blocked", lp.wait_for_stop)
     lp.wait_for_stop()
+
+
+_MAY_RETURN = threading.Event()
+
+
+def _leave_a_view() -> None:
+    lp.metrics.view("blocked", _MAY_RETURN.wait)
+
+
+def test_a_node_ends_whose_views_do_not_return(
+    launch_program: Launch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(metrics, "_VIEWS_S", 0.0)
+    program = lp.Program("blocked")
+    program.add_node(lp.PyNode(_leave_a_view), label="node")
+    launch_program(program, "test_mt").wait()
+    _MAY_RETURN.set()
+    assert "views that do not return: ['blocked']" in caplog.text
 
 
 class Logging:
