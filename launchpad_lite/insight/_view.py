@@ -66,11 +66,16 @@ def plain_lines(text: str) -> str:
 
 
 def view_text(value: object) -> str:
-    """Returns what a node shows of itself by `lp.metrics.view`, as lines of text; numbers as bars."""
+    """Returns what a node shows of itself by `lp.metrics.view`, as lines of text; numbers as bars.
+
+    None is the value of a view whose function has not returned.
+    """
+    if value is None:
+        return "(its function has not returned)"
     if not isinstance(value, Mapping):
         return plain_lines(str(value))
     most, width = max([0, *value.values()]) or 1, max(map(len, value), default=0)
-    bars = {name: "█" * round(_BAR * max(0, number) / most) for name, number in value.items()}
+    bars = {name: "█" * round(_BAR * (max(0, number) / most)) for name, number in value.items()}
     rows = (f"{name:>{width}} {bars[name]:{_BAR}} {number:g}" for name, number in value.items())
     return "\n".join(map(plain, rows))
 

@@ -82,7 +82,7 @@ class _Growing:
 
     def __float__(self) -> float:
         self._mapping["more"] = 1
-        return 2.0
+        return 1e308
 
 
 def _grow() -> dict[Any, Any]:
@@ -129,7 +129,7 @@ def test_views_are_read_when_somebody_looks_and_at_the_end(launch_program: Launc
     assert _views(folder) == {
         "bars": f"node[0]\n1 {6 * bar:24} 2\nb {24 * bar} 8",
         "broken": "node[0]\n" + traceback.format_exception_only(_BrokenError())[0].rstrip(),
-        "grows": f"node[0]\nlarge {24 * bar} 2",
+        "grows": f"node[0]\nlarge {24 * bar} 1e+308",
         "text": "node[0]\n8 done\nred",
     }
 
