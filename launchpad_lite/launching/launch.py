@@ -45,6 +45,7 @@ from launchpad_lite.process.signal_waker import SIGNAL_WAKER
 from launchpad_lite.worker.checkpoints import Checkpoints
 
 _FLAG = f"--{flags.LAUNCHER_OPTION.name}"
+_OURS = "launchpad_lite."  # modules of this package
 
 LauncherChoice = str | Launcher | None
 
@@ -192,7 +193,10 @@ def launch(
 
 def _refuse_to_launch_again() -> None:
     if (who := importer()) is not None:
-        caller = sys._getframe(2)
+        caller: FrameType | None = sys._getframe(2)
+        while caller is not None and str(caller.f_globals.get("__name__")).startswith(_OURS):
+            caller = caller.f_back  # an executor or a search launches for a script
+        assert caller is not None
         raise LaunchError(
             f"{caller.f_code.co_filename}:{caller.f_lineno}: the script is imported by {who}, which needs "
             "only what it defines; it cannot launch the program once more. Put lp.launch, and what else "

@@ -218,13 +218,21 @@ lp.launch(make_program(), "local_mp")
 """
 
 
-@pytest.mark.parametrize("verb", ["plan", "run"])
+@pytest.mark.parametrize(
+    ("verb", "text", "line"),
+    [
+        ("plan", _LAUNCHES_WHEN_IMPORTED, 9),
+        ("run", _LAUNCHES_WHEN_IMPORTED, 9),
+        ("plan", "from launchpad_lite.search import Executor\nExecutor(workers=1)\n", 2),
+    ],
+)
 def test_a_module_that_launches_when_it_is_imported_starts_nothing(
-    command: Command, programs: Path, verb: str
+    command: Command, programs: Path, verb: str, text: str, line: int
 ) -> None:
-    (programs / "json_like.py").write_text(_LAUNCHES_WHEN_IMPORTED)
+    (programs / "json_like.py").write_text(text)
     code, shown, told = command(verb, "json_like.py")
     assert (code, shown) == (1, "")
+    assert f"json_like.py:{line}: the script is imported by" in told
     assert "cannot launch the program once more" in told
     assert 'if __name__ == "__main__":' in told
 
