@@ -33,4 +33,4 @@ def later(
         value = package[name] = getattr(found, theirs) if theirs else found
         return value
 
-    return get, lambda: [*package, *places]
+    return get, lambda: [*{**package, **places}]

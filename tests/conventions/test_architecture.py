@@ -134,6 +134,9 @@ def test_each_package_is_typed_and_lists_its_public_names_in_order(name: str) ->
     unlisted = _public_names(package) - listed
     assert not unlisted, f"{name}.__all__ does not list {sorted(unlisted)}"
     assert list(package.__all__) == sorted(listed, key=_listing_order)
+    found = dir(package)  # completion lists it; above, all names were used
+    assert listed <= set(found)
+    assert len(found) == len(set(found))
 
 
 def test_the_package_of_the_original_is_typed_and_needs_the_version_that_it_comes_with() -> None:
