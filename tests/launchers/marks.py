@@ -38,6 +38,13 @@ class Marked:
                     found.append(process.pid)
         return found
 
+    def kill(self) -> None:
+        """Kills all at the same time, as the end of a machine does: none sees another one go."""
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in self.processes():
+                with contextlib.suppress(ProcessLookupError):  # it was about to end
+                    os.kill(process.pid, number)
+
     def assert_gone(self) -> None:
         """Waits until there are none."""
         poll_until(lambda: not self.processes(), 20, must=False)
@@ -50,6 +57,4 @@ def mark_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[Marked]:
     monkeypatch.setenv(_MARK, mark)
     found = Marked(mark)
     yield found
-    for process in found.processes():
-        with contextlib.suppress(ProcessLookupError):  # it was about to end
-            os.kill(process.pid, signal.SIGKILL)
+    found.kill()

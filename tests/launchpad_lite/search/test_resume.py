@@ -141,17 +141,10 @@ def started(script: Path, *arguments: object, **options: Any) -> "subprocess.Pop
     )
 
 
-def _kill_all(marked: Marked) -> None:
-    """Kills all processes at the same time, as the end of a machine does."""
-    for process in marked.processes():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
-
-
 def test_after_all_was_killed_the_same_call_goes_on(tmp_path: Path, marked: Marked):
     script = Script(tmp_path, marked)
     first = script.start_until(80)
-    _kill_all(marked)
+    marked.kill()
     first.communicate()
     marked.assert_gone()
     kept = [script.kept()]
@@ -231,7 +224,7 @@ def test_after_a_stop_the_newest_code_of_the_script_runs(tmp_path: Path, marked:
 
     first = start(1, 60)
     wait_until(lambda: len(runs.read_text().split()) >= 10, timeout_s=60)
-    _kill_all(marked)
+    marked.kill()
     first.communicate()
     old = len(runs.read_text().split())
     second = start(2, 70)
@@ -282,7 +275,7 @@ def test_a_population_goes_on_after_a_kill_from_checkpoints_of_its_own_trials(
     for count in (14, 30):
         process = started(tmp_path / "tune.py", tmp_path / "search")
         wait_until(lambda least=count: len([*lines.glob("*/line")]) >= least, timeout_s=60)
-        _kill_all(marked)
+        marked.kill()
         process.communicate()
         marked.assert_gone()
     process = started(tmp_path / "tune.py", tmp_path / "search")
@@ -337,7 +330,7 @@ def test_a_search_that_was_killed_goes_on_in_a_folder_that_was_moved(
     first = started(tmp_path / "tune.py", runs, tmp_path / "a")
     wait_until(lambda: len(lines()) >= 10, timeout_s=60)
     assert search.load(tmp_path / "a").state == "running"
-    _kill_all(marked)
+    marked.kill()
     first.communicate()
     old = lines()
     before = search.load(tmp_path / "a")
