@@ -119,9 +119,9 @@ def measure_executors(imports: Sequence[str], rounds: int) -> None:
     medians = {name: statistics.median(values) for name, values in found.items()}
     print(f"first result, script imports {', '.join(imports) or 'nothing'}; median of {rounds}")
     for name, median in medians.items():
-        print(f"  {name:36s} {median:6.2f} s  (at least {min(found[name]):.2f})")
+        print(f"  {name:36s} {median:6.3f} s  (at least {min(found[name]):.3f})")
     ours, theirs = medians.values()
-    print(f"  ratio {ours / theirs:.1f}")
+    print(f"  ratio {ours / theirs:.2f}")
 
 
 def main() -> None:
