@@ -868,19 +868,11 @@ def allow_many_files() -> None:
     )
 
 
-def main(
-    launcher: int | None,
-    silence_s: float = math.inf,
-    *,
-    in_pod: bool = False,
-    for_search: bool = False,
-) -> None:
+def main(launcher: int | None, silence_s: float = math.inf, *, in_pod: bool = False) -> None:
     """Runs the agent's process, whose link is at standard input and output.
 
     On the launcher's machine, its process has a reaper already.
     """
-    if for_search:
-        _load_search()
     shared_fds = open_descriptors()
     if launcher is None:
         fork_under_reaper(os.environ[MARK])

@@ -26,15 +26,14 @@ _BOOT = """\
 import gc, sys
 gc.disable()
 sys.path[:] = eval(sys.argv.pop())
-launcher, for_search = map(int, sys.argv[1:])
-del sys.argv[1:]
+launcher = int(sys.argv.pop())
 import os
 if os.getppid() != launcher:
     sys.exit()
 from launchers.host.sweep import MARK, fork_under_reaper
 fork_under_reaper(os.environ[MARK])
 from launchers.host.agent import main
-main(launcher, for_search=for_search)
+main(launcher)
 """
 
 
@@ -74,11 +73,11 @@ def occupy_standard_descriptors() -> None:
     os.close(descriptor)
 
 
-def _start(*, for_search: bool = False) -> AgentProcess:
+def _start() -> AgentProcess:
     check_standard_library()
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     path = repr([str(folder) for folder in sys.path])
-    command = [sys.executable, *flags, "-c", _BOOT, str(os.getpid()), str(int(for_search)), path]
+    command = [sys.executable, *flags, "-c", _BOOT, str(os.getpid()), path]
     mark = os.urandom(16).hex()
     try:
         process = subprocess.Popen(
@@ -114,7 +113,7 @@ def agent_ahead(launcher: object) -> Iterator[None]:
         yield
         return
     occupy_standard_descriptors()
-    _early.agent = _start(for_search=True)
+    _early.agent = _start()
     try:
         yield
     finally:
