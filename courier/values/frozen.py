@@ -55,7 +55,7 @@ class _Memory:
 
     def lend(self) -> int:
         """Returns a descriptor for mapping it, here or elsewhere, which the caller closes."""
-        # Opened anew, because a lock belongs to what `open` returns.
+        # Opened again, because a lock belongs to what `open` returns.
         descriptor = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
