@@ -8,8 +8,8 @@ it. The first outcome counts; all later ones are dropped. So each task has one, 
 doubled or late. A broker that helps another one is to it a worker with many tasks.
 """
 
+import bisect
 import copy
-import heapq
 import itertools
 import math
 import os
@@ -40,8 +40,6 @@ _NO_NEEDS = Limits()
 _NOWHERE: tuple[str, tuple[str, ...]] = "", ()
 #: Points of learning curves that wait for a model; older ones are dropped.
 _MOST_PROGRESS = 10_000
-#: Outdated entries of heaps, from which on they are removed.
-_MOST_STALE = 100
 
 
 @dataclass(slots=True)
@@ -129,7 +127,7 @@ class Queue:
         self._max_queued = max_queued
         self._tasks: dict[str, QueuedTask] = {}
         self._numbers = itertools.count()
-        #: By kind and needs, the next task first. An entry counts if its task waits.
+        #: By kind and needs, the tasks that wait, the next one first.
         self._waiting: dict[_Lane, list[tuple[float, int, str]]] = {}
         self._queued = 0
         self._leased: set[str] = set()
@@ -205,6 +203,7 @@ class Queue:
                     self._own(known, owner, submission, now)
                 elif known.outcome is None:
                     if known.submission != submission:
+                        self._wait_no_more(known)  # its priority may be another one
                         known.submission = submission
                         self._note(known, is_new=True)
                     self._wait(known)
@@ -236,6 +235,7 @@ class Queue:
             self._lend(task, *claim, now)
 
     def _own(self, task: QueuedTask, owner: str, submission: TaskSubmission, now: float) -> None:
+        self._wait_no_more(task)  # its priority may be another one
         helped = self._owner(task.owner)
         for each in (helped.ids, helped.ready, helped.begun):
             each.pop(submission.id, None)
@@ -248,7 +248,7 @@ class Queue:
             self._time(task, now)
             self._owner(owner).begun[submission.id] = True
         else:
-            self._push(task)  # again: it has its priority now
+            self._push(task)
 
     def collect(self, owner: str, session: str) -> tuple[list[TaskOutcome], list[TaskProgress]]:
         """Returns outcomes, each once in a session, and progress since the last call.
@@ -366,13 +366,10 @@ class Queue:
         ]
 
     def has_work(self, kinds: Collection[str]) -> bool:
-        return any(self._peek(lane) is not None for lane in self._lanes(kinds))
+        return any(kind in kinds for kind, _ in self._waiting)
 
     def needs_room(self) -> bool:
         return any(needs != _NO_NEEDS for _, needs in self._waiting)
-
-    def _lanes(self, kinds: Collection[str]) -> list[_Lane]:
-        return [lane for lane in self._waiting if lane[0] in kinds]
 
     def beat(
         self,
@@ -488,21 +485,8 @@ class Queue:
             del self._workers[name]
         if now - self._began_at > 2 * self._lease_s:
             self._claims.clear()
-        self._tidy()
-
-    def _tidy(self) -> None:
-        """Forgets models without tasks, and outdated entries of heaps, once most are outdated."""
         for name in [name for name, owner in self._owners.items() if not owner.ids]:
             del self._owners[name]
-        most = 2 * len(self._tasks) + _MOST_STALE
-        if sum(map(len, self._waiting.values())) + len(self._waiting) > most:
-            heaps = {
-                lane: [entry for entry in heap if self._counts(entry)]
-                for lane, heap in self._waiting.items()
-            }
-            self._waiting = {lane: heap for lane, heap in heaps.items() if heap}
-            for heap in self._waiting.values():
-                heapq.heapify(heap)
 
     # Other brokers.
 
@@ -551,12 +535,12 @@ class Queue:
     def unknown_kinds(self) -> list[str]:
         """Returns the kinds of waiting tasks that none of its workers takes, with what they need."""
         found = []
-        for kind, needs in list(self._waiting):
+        for kind, needs in self._waiting:
             fit = (
                 kind in each.kinds and could_run(each.machine, needs)
                 for each in self._workers.values()
             )
-            if self._peek((kind, needs)) and not any(fit):
+            if not any(fit):
                 named = [f"{name}={each:g}" for name, each in needs._asdict().items() if each]
                 found.append(f"{kind} with {', '.join(named)}" if named else kind)
         return sorted(found)
@@ -579,7 +563,7 @@ class Queue:
         found: list[QueuedTask] = []
         size = 0
         while len(found) < count and (first := self._first(worker)) is not None:
-            task, lane, place = first
+            task, place = first
             if worker.helps and task.helps:
                 break  # a helper gets no help
             if found and (task.losses or found[0].losses):
@@ -589,9 +573,9 @@ class Queue:
             size += len(task.submission.payload)
             if found and size > MOST_BYTES:
                 break
-            heapq.heappop(self._waiting[lane])
+            self._wait_no_more(task)
             self._queued -= not task.helps
-            self._leased.add(task.submission.id)  # so that it is not a waiting task
+            self._leased.add(task.submission.id)
             task.place = place
             if place[0]:
                 worker.using = task.submission.id, (task.submission.limits, place[1])
@@ -600,17 +584,20 @@ class Queue:
 
     def _first(
         self, worker: _WorkerRecord
-    ) -> tuple[QueuedTask, _Lane, tuple[str, tuple[str, ...]]] | None:
-        """Returns the first task that a worker can run now, its lane, and where it is to run."""
-        lanes, machine = self._lanes(worker.kinds), worker.machine
-        heads = [(head, lane) for lane in lanes if (head := self._peek(lane)) is not None]
+    ) -> tuple[QueuedTask, tuple[str, tuple[str, ...]]] | None:
+        """Returns the first task that a worker can run now, and where it is to run."""
+        machine = worker.machine
+        heads = [
+            (entries[0], needs)
+            for (kind, needs), entries in self._waiting.items()
+            if kind in worker.kinds
+        ]
         heads.sort(key=lambda each: each[0])
         used: list[Use] | None = None
         is_kept = False
-        for (_, _, key), lane in heads:
-            task, (_, needs) = self._tasks[key], lane
+        for (_, _, key), needs in heads:
             if needs == _NO_NEEDS:
-                return task, lane, _NOWHERE
+                return self._tasks[key], _NOWHERE
             if machine is None or not could_run(machine, needs):
                 continue
             if used is None:
@@ -621,7 +608,7 @@ class Queue:
                 ]
             devices = room(machine, needs, used)
             if devices is not None and self._is_best(worker, devices):
-                return task, lane, (machine.name, devices)
+                return self._tasks[key], (machine.name, devices)
             if not is_kept:
                 is_kept = True
                 used.append(kept_for(machine, needs, used))
@@ -674,28 +661,23 @@ class Queue:
         self._wait(task)
 
     def _wait(self, task: QueuedTask) -> None:
-        key, _, kind, priority, _, limits = task.submission
-        if key not in self._awaited and self._is_waiting(task):
-            lane = kind, Limits(None, None, *limits.needs)
-            heapq.heappush(self._waiting.setdefault(lane, []), (-priority, task.number, key))
+        """Puts a task into its lane, if it is to be there."""
+        if task.submission.id not in self._awaited and self._is_waiting(task):
+            lane, entry = _lane_of(task)
+            entries = self._waiting.setdefault(lane, [])
+            index = bisect.bisect_left(entries, entry)
+            if entries[index : index + 1] != [entry]:
+                entries.insert(index, entry)
 
-    def _peek(self, lane: _Lane) -> tuple[float, int, str] | None:
-        heap = self._waiting.get(lane, [])
-        while heap:
-            if self._counts(heap[0]):
-                return heap[0]
-            heapq.heappop(heap)
-        self._waiting.pop(lane, None)
-        return None
-
-    def _counts(self, entry: tuple[float, int, str]) -> bool:
-        urgency, number, key = entry
-        task = self._tasks.get(key)
-        return (
-            task is not None
-            and (task.number, -task.submission.priority) == (number, urgency)
-            and self._is_waiting(task)
-        )
+    def _wait_no_more(self, task: QueuedTask) -> None:
+        """Takes a task out of its lane, if it is there."""
+        lane, entry = _lane_of(task)
+        entries = self._waiting.get(lane, [])
+        index = bisect.bisect_left(entries, entry)
+        if entries[index : index + 1] == [entry]:
+            del entries[index]
+            if not entries:
+                del self._waiting[lane]
 
     def _is_waiting(self, task: QueuedTask) -> bool:
         return task.outcome is None and task.submission.id not in self._leased
@@ -708,8 +690,9 @@ class Queue:
                 worker.held.discard(task.submission.id)
             self._leased.discard(task.submission.id)
             task.lease = None
-        elif task.outcome is None and not task.helps:
-            self._queued -= 1
+        elif task.outcome is None:
+            self._wait_no_more(task)
+            self._queued -= not task.helps
 
     def _return(self, task: QueuedTask) -> None:
         """Queues a task of a worker again."""
@@ -748,3 +731,9 @@ class Queue:
 
     def _owner(self, name: str) -> _Owner:
         return self._owners.setdefault(name, _Owner())
+
+
+def _lane_of(task: QueuedTask) -> tuple[_Lane, tuple[float, int, str]]:
+    """Returns the lane of a task, and its entry there."""
+    key, _, kind, priority, _, limits = task.submission
+    return (kind, Limits(None, None, *limits.needs)), (-priority, task.number, key)
