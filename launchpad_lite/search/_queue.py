@@ -73,11 +73,11 @@ class QueuedTask:
 class Changes:
     """Changes for the store to write, at once."""
 
-    new: Sequence[QueuedTask]
+    new: list[QueuedTask]
     #: Except for their submission.
-    changed: Sequence[QueuedTask]
+    changed: list[QueuedTask]
     #: Their ids.
-    removed: Sequence[str]
+    removed: list[str]
 
     def copy(self) -> "Changes":
         """Returns what stays as it is now."""
@@ -141,9 +141,8 @@ class Queue:
         #: When it was restored, perhaps from nothing.
         self._began_at = -math.inf
         self._ticked_at = math.inf
-        self._new: dict[str, None] = {}
-        self._changed: dict[str, None] = {}
-        self._removed: dict[str, None] = {}
+        #: Tasks to store, and whether the store lacks them; those that are gone are to be removed.
+        self._touched: dict[str, bool] = {}
         #: Counts changes to store.
         self.changes = 0
 
@@ -177,16 +176,21 @@ class Queue:
 
     def take_changes(self) -> Changes:
         """Returns what has changed: the tasks themselves, which go on changing."""
-        new = [self._tasks[each] for each in self._new]
-        changed = [self._tasks[each] for each in self._changed if each not in self._new]
-        changes = Changes(new, changed, list(self._removed))
-        self._new, self._changed, self._removed = {}, {}, {}
-        return changes
+        found = Changes([], [], [])
+        for key, is_new in self._touched.items():
+            task = self._tasks.get(key)
+            if task is None or task.helps:
+                found.removed.append(key)
+            else:
+                (found.new if is_new else found.changed).append(task)
+        self._touched = {}
+        return found
 
     def _note(self, task: QueuedTask, *, is_new: bool = False) -> None:
         if not task.helps:
-            (self._new if is_new else self._changed)[task.submission.id] = None
-            self._removed.pop(task.submission.id, None)
+            self._touched[task.submission.id] = is_new or self._touched.get(
+                task.submission.id, False
+            )
             self.changes += 1
 
     # Called for models.
@@ -263,22 +267,11 @@ class Queue:
                 each: None for each in found.ids if self._tasks[each].outcome is not None
             }
             found.begun = {each: True for each in found.ids if self._tasks[each].lease is not None}
-        outcomes = first_of(self._outcome(each) for each in found.ready)
+        outcomes = first_of(filter(None, (self._tasks[each].outcome for each in found.ready)))
         for each in outcomes:
             del found.ready[each.id]
         progress, found.progress = found.progress, []
         return outcomes, progress
-
-    def _outcome(self, key: str) -> TaskOutcome:
-        task = self._tasks[key]
-        assert task.outcome is not None
-        if not (task.losses or task.errors):
-            return task.outcome
-        attempts, lost_workers = task.outcome[-2:]
-        return task.outcome._replace(
-            attempts=attempts + task.losses + len(task.errors),
-            lost_workers=lost_workers + task.losses,
-        )
 
     def begun(self, owner: str) -> list[tuple[str, bool]]:
         """Returns `Collected.begun`, each once in a session."""
@@ -510,6 +503,8 @@ class Queue:
         """
         for task in sorted(tasks, key=lambda task: task.number):
             outcome, task.outcome, task.lease = task.outcome, None, None
+            if outcome is not None:
+                task.errors, task.losses = (), 0  # it counts them
             known = self._tasks.get(task.submission.id)
             if known is None:
                 known, task.number = task, next(self._numbers)
@@ -709,6 +704,11 @@ class Queue:
 
     def _settle(self, task: QueuedTask, outcome: TaskOutcome) -> None:
         self._release(task)
+        if task.losses or task.errors:
+            outcome = outcome._replace(
+                attempts=outcome.attempts + task.losses + len(task.errors),
+                lost_workers=outcome.lost_workers + task.losses,
+            )
         task.outcome = outcome
         owner = self._owner(task.owner)
         owner.ready[outcome.id] = None
@@ -723,11 +723,7 @@ class Queue:
         owner = self._owner(task.owner)
         for each in (owner.ids, owner.ready, owner.begun):
             each.pop(key, None)
-        if not task.helps:
-            self._changed.pop(key, None)
-            self._new.pop(key, None)
-            self._removed[key] = None
-            self.changes += 1
+        self._note(task)
 
     def _owner(self, name: str) -> _Owner:
         return self._owners.setdefault(name, _Owner())

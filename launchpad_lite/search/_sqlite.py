@@ -24,7 +24,7 @@ from launchpad_lite.search._store import (
 from launchpad_lite.search._timing import RETRY_S
 from launchpad_lite.search.errors import StoreError, StoreInUseError
 
-_VERSION = 3
+_VERSION = 4
 _TABLES = """
 create table if not exists tasks (
     id text primary key, number integer, owner text, options text, payload blob, status text, result blob

@@ -68,7 +68,7 @@ def row_of(task: QueuedTask, staged: Bodies = _NOTHING) -> tuple[object, ...]:
 def changing_of(task: QueuedTask, staged: Bodies = _NOTHING) -> tuple[object, ...]:
     ended = result = None
     if (outcome := task.outcome) is not None:
-        ended = outcome.state.value, outcome.text, outcome.seconds, outcome.worker
+        ended = outcome.state.value, *outcome[4:]  # from its text on
         is_staged = staged.get((outcome.id, RESULT)) is outcome.payload
         result = None if is_staged else outcome.payload
     return json.dumps([task.lease, task.place, task.errors, task.losses, ended]), result
@@ -88,6 +88,4 @@ def task_of(row: Sequence[Any], staged: Bodies = _NOTHING) -> QueuedTask:
         state = TaskState(ended[0])
         result = staged.get((key, RESULT), b"") if result is None else result
         task.outcome = TaskOutcome(key, "", state, bytes(result), *ended[1:])
-        if state is TaskState.FAILED:  # errors and losses count besides
-            task.outcome = task.outcome._replace(attempts=0)
     return task
