@@ -1,9 +1,8 @@
 """The name server as a node: knows the participants of a search."""
 
 import collections
-import itertools
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,6 @@ class NameServer:
         self._timing = timing
         #: Where the file for workers from outside is, until the program stops.
         self._folder = folder
-        self._silence_s = timing.silence_s
         #: Which all must have.
         self._version = lp.__version__
         self._clock = clock
@@ -155,17 +153,13 @@ class NameServer:
     def _expire(self) -> None:
         now = self._clock()
         gap_s = now - self._looked_at
-        if gap_s < self._silence_s / _LOOKS:
+        silence_s = self._timing.silence_s
+        if gap_s < silence_s / _LOOKS:
             return
         self._looked_at = now
-        if gap_s > self._silence_s / 2:  # this process stood still, and could hear of none
-            for entry in self._all():
-                entry.seen_at += gap_s
+        stood_still = gap_s > silence_s / 2  # this process could hear of none
         for entries in self._entries.values():
-            for name in [
-                each for each in entries if entries[each].seen_at + self._silence_s <= now
-            ]:
-                del entries[name]
-
-    def _all(self) -> Iterator[_MemberRecord]:
-        return itertools.chain.from_iterable(each.values() for each in self._entries.values())
+            for name, entry in list(entries.items()):
+                entry.seen_at += gap_s if stood_still else 0.0
+                if entry.seen_at + silence_s <= now:
+                    del entries[name]
