@@ -19,10 +19,11 @@ from courier.lowlevel import split_address
 from launchpad_lite.errors import LaunchpadError
 from launchpad_lite.parts.escapes import shown
 from launchpad_lite.parts.joining import JOIN_FILE, JoinInfo
-from launchpad_lite.search._joining import outside_worker, read_join_file
+from launchpad_lite.search._presence import Presence
 from launchpad_lite.search.errors import SearchError
-from launchpad_lite.search.looking import look
+from launchpad_lite.search.looking import look, read_join_file, timing_of
 from launchpad_lite.search.results import Result, row_of
+from launchpad_lite.search.worker import Worker
 
 _SECRET = "LAUNCHPAD_SEARCH_SECRET"  # noqa: S105 - the name of a variable
 #: Seconds between two checks that a worker has noticed that it is to end.
@@ -168,6 +169,12 @@ def _work(options: argparse.Namespace) -> None:
         signals.wake = worker.wake
         print(f"{name} works for the search at {info.address}", file=sys.stderr)  # noqa: T201
         worker.run()
+
+
+def outside_worker(info: JoinInfo, name: str, stop: threading.Event) -> Worker:
+    """Returns a worker that belongs to no program; once `stop` is set, it ends after its task."""
+    presence = Presence("worker", name, info.connect(), {}, timing_of(info), info.connect)
+    return Worker(presence, stop)
 
 
 def _info(options: argparse.Namespace) -> JoinInfo:

@@ -4,11 +4,8 @@ Brokers never look into the bytes of tasks and results.
 """
 
 import enum
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
-
-import launchpad_lite as lp
 
 #: The kind of tasks that are pickled Python objects.
 PYTHON = "python"
@@ -182,12 +179,6 @@ class SearchMember(NamedTuple):
     version: str = ""
     #: As `3.11`; empty in other languages.
     python: str = ""
-
-
-def member_here(role: str, who: Life) -> SearchMember:
-    """Returns a participant in this process that sends or runs pickled tasks."""
-    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    return SearchMember(role, who, version=lp.__version__, python=python)
 
 
 class MembersView(NamedTuple):

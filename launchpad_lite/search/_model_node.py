@@ -17,7 +17,7 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite.search._messages import TaskOutcome, TaskProgress, TaskState, TaskSubmission
 from launchpad_lite.search._outbox import COLLECT_S, Outbox
-from launchpad_lite.search._presence import presence_in_program
+from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._process import last_lines
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import FailedTaskError, SearchError
@@ -116,7 +116,7 @@ class ModelNode:
         self._folder = folder
         self._callbacks = callbacks
         me = lp.current_node().name
-        self._presence = presence_in_program("model", me, name_server, brokers, timing)
+        self._presence = Presence("model", me, name_server, brokers, timing)
         # Saved in checkpoints.
         self._lock = threading.RLock()
         #: Outstanding tasks by id, and their trials.

@@ -39,11 +39,11 @@ def make_broker(
 
 
 def work(name_server: Any, brokers: Mapping[str, Any], timing: Timing) -> None:
-    from launchpad_lite.search._presence import presence_in_program
+    from launchpad_lite.search._presence import Presence
     from launchpad_lite.search.worker import Worker
 
     me = lp.current_node().name
-    presence = presence_in_program("worker", me, name_server, brokers, timing)
+    presence = Presence("worker", me, name_server, brokers, timing)
     worker = Worker(presence, lp.stop_event(), lp.heartbeat)
     lp.register_stop_handler(worker.wake)
     try:

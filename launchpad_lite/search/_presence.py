@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import courier
-from launchpad_lite.search._messages import Life, Load, MembersView, SearchMember, member_here
+import launchpad_lite as lp
+from launchpad_lite.search._messages import Life, Load, MembersView, SearchMember
 from launchpad_lite.search._timing import RETRY_S, Timing
 from launchpad_lite.search.errors import LOST
 
@@ -16,17 +18,21 @@ class Presence:
 
     def __init__(
         self,
-        member: SearchMember,
+        role: str,
+        name: str,
         name_server: Any,
         brokers: Mapping[str, Any],
-        connect: Callable[[str], Any],
         timing: Timing,
+        connect: Callable[[str], Any] | None = None,
     ) -> None:
-        """Makes one; the name server hears of it with the first heartbeat.
+        """Makes one in this process; the name server hears of it with the first heartbeat.
 
-        Of the clients, `brokers` are there already; `connect` makes others for addresses.
+        Of the clients, `brokers` are there already; `connect` makes others for addresses, by default
+        those of this program.
         """
-        self.member = member
+        python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        who = Life(name, os.urandom(16).hex())
+        self.member = SearchMember(role, who, version=lp.__version__, python=python)
         self._name_server = courier.with_timeout(name_server, 2 * timing.beat_s)
         self.timing = timing
         self._clients = dict(brokers)
@@ -79,17 +85,16 @@ class Presence:
         if len(known) == 1 and not self.view.is_closed:
             return known.pop()  # it may not have started yet
         try:
-            place = self._name_server.place(self.member.role, self.member.who, avoid)
+            name: str = self._name_server.place(self.member.role, self.member.who, avoid)
         except LOST:
             import random  # few ever need it
 
             others = sorted(self.view.brokers or self._clients)
             fit = [each for each in others if each not in avoid] or others
-            place = random.choice(fit) if fit else ""  # noqa: S311 - no secret
-        name: str = place
-        if name and name not in self.view.brokers and name not in self._clients:
+            name = random.choice(fit) if fit else ""  # noqa: S311 - no secret
+        if name and name not in self._known():
             self.beat()  # to learn its address
-        return name if name in self.view.brokers or name in self._clients else ""
+        return name if name in self._known() else ""
 
     def has_choice(self) -> bool:
         """Returns whether the name server must say which broker to use."""
@@ -114,13 +119,6 @@ class Presence:
             return self._clients[name]  # lost, perhaps for a moment only
         address, _ = self.view.brokers[name]
         if self._addresses.get(name) != address:
-            self._clients[name] = self._connect(address)
+            self._clients[name] = (self._connect or courier.Client)(address)
             self._addresses[name] = address
         return self._clients[name]
-
-
-def presence_in_program(
-    role: str, name: str, name_server: Any, brokers: Mapping[str, Any], timing: Timing
-) -> Presence:
-    member = member_here(role, Life(name, os.urandom(16).hex()))
-    return Presence(member, name_server, brokers, courier.Client, timing)

@@ -17,7 +17,7 @@ import launchpad_lite as lp
 from launchpad_lite.process.agent_process import agent_ahead
 from launchpad_lite.search._messages import PYTHON, Limits, TaskOutcome, TaskState, TaskSubmission
 from launchpad_lite.search._outbox import COLLECT_S, RETRY_S, Outbox
-from launchpad_lite.search._presence import presence_in_program
+from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import DEFAULT, Timing
 from launchpad_lite.search.errors import InitializerError
 from launchpad_lite.search.tasks import Call, failure_of, options_of, pickled
@@ -201,7 +201,7 @@ class Executor(concurrent.futures.Executor):
         initializer: bytes = b"",
     ) -> None:
         me = f"executor-{os.urandom(16).hex()}"
-        self._presence = presence_in_program("model", me, name_server, brokers, timing)
+        self._presence = Presence("model", me, name_server, brokers, timing)
         self._end = end
         self._initializer = initializer
         self._outbox = Outbox(self._presence)

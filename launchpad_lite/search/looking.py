@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launchpad_lite.parts.joining import JOIN_FILE
+import courier
+from launchpad_lite.parts.joining import JOIN_FILE, JoinInfo
 from launchpad_lite.parts.private_files import check_own_folder
-from launchpad_lite.search._joining import read_join_file, timing_of
 from launchpad_lite.search._resuming import holder_of
+from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import SearchError
 from launchpad_lite.search.models import Model
 from launchpad_lite.search.results import Result
@@ -100,3 +101,33 @@ def _state_of(folder: Path, state: dict[str, Any]) -> str:
     if (folder / JOIN_FILE).exists() and not holder.endswith(f" on {os.uname().nodename}"):
         return f"unknown: {holder} does not answer here; it runs, or was killed"
     return "failed" if state["has_failed"] else "complete" if state["is_over"] else "stopped"
+
+
+def read_join_file(path: Path) -> JoinInfo:
+    """Returns what a running search lets workers in with."""
+    return JoinInfo.read(path, "a search", SearchError)
+
+
+def timing_of(info: JoinInfo, answer_s: float = 20.0) -> Timing:
+    """Returns the timing of a search, which its name server must tell within `answer_s`."""
+    client = info.connect(wait_for_ready=False, call_timeout_s=answer_s)
+    where = info.address
+    try:
+        timing: Timing = client.timing()
+    except courier.AuthenticationError as error:
+        raise SearchError(
+            f"{where} does not take this secret: it is that of another search, or of an earlier start "
+            f"of this one ({error})"
+        ) from error
+    except courier.ServerGoneError as error:
+        raise SearchError(
+            f"no answer from {where}: the search has ended or is not up yet, or this machine "
+            f"does not reach it ({error})"
+        ) from error
+    except courier.UnknownMethodError as error:
+        raise SearchError(f"at {where} is no name server of a search") from error
+    except courier.CourierError as error:
+        raise SearchError(f"the name server at {where} does not answer: {error}") from error
+    finally:
+        courier.close(client)
+    return timing

@@ -16,12 +16,12 @@ import pytest
 import courier
 import launchpad_lite as lp
 from launchpad_lite.parts.joining import JOIN_FILE, JoinInfo
-from launchpad_lite.search._command_line import main
-from launchpad_lite.search._joining import outside_worker, read_join_file
+from launchpad_lite.search._command_line import main, outside_worker
 from launchpad_lite.search._messages import Life, SearchMember
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import SearchError, WorkerMismatchError
+from launchpad_lite.search.looking import read_join_file
 from launchpad_lite.search.name_server import NameServer
 from launchpad_lite.search.running import run
 from launchpad_lite.search.tasks import Call
@@ -151,9 +151,9 @@ def join(info: JoinInfo) -> None:
 
 
 def test_the_only_broker_is_chosen_before_it_has_registered(names: JoinInfo) -> None:
-    client, member = names.connect(), SearchMember("worker", Life("guest", ""))
+    client = names.connect()
     chosen = [
-        Presence(member, client, dict.fromkeys(brokers, client), courier.Client, Timing()).choose()
+        Presence("worker", "guest", client, dict.fromkeys(brokers, client), Timing()).choose()
         for brokers in (["one"], ["one", "other"])
     ]
     assert chosen == ["one", ""]
