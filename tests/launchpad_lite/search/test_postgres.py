@@ -68,7 +68,7 @@ def task(key: str, owner: str = "model", **fields: Any) -> QueuedTask:
 
 
 def new(*tasks: QueuedTask) -> Changes:
-    return Changes(tasks, [], [])
+    return Changes([*tasks], [], [])
 
 
 def ids(store: PostgresStore) -> list[str]:

@@ -26,7 +26,7 @@ def task(key: str, payload: bytes = b"payload", **fields: Any) -> QueuedTask:
 
 
 def new(*tasks: QueuedTask) -> Changes:
-    return Changes(tasks, [], [])
+    return Changes([*tasks], [], [])
 
 
 def full() -> QueuedTask:
