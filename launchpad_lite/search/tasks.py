@@ -265,7 +265,7 @@ def options_of(task: Any) -> tuple[float, int, Limits]:
         raise ValueError(f"{task!r}: its priority is finite, and its retries are at least 0")
     if any(each is not None and not 0 < each < math.inf for each in seconds):
         raise ValueError(f"{task!r}: its timeout_s and progress_timeout_s are above 0, or None")
-    if not (0 <= cpus < math.inf and (0 <= gpus < 1 or gpus == gpus // 1 < math.inf)):
+    if not (0 <= cpus < math.inf and (0 <= gpus < 1 or 1 <= gpus == gpus // 1 < math.inf)):
         raise ValueError(
             f"{task!r}: its cpus are at least 0, and its gpus a whole number, or a part of one below 1"
         )

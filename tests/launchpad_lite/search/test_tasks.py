@@ -48,6 +48,7 @@ def test_what_is_no_number_is_refused(options: dict[str, Any]) -> None:
         {"timeout_s": 0},
         {"progress_timeout_s": math.inf},
         {"memory_bytes": -1},
+        {"gpus": -1},
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
