@@ -43,8 +43,6 @@ class NameServer:
         self._timing = timing
         #: Where the file for workers from outside is, until the program stops.
         self._folder = folder
-        #: Which all must have.
-        self._version = lp.__version__
         self._clock = clock
         self._looked_at = clock()
         #: By role and name. Heartbeats of many workers look only at brokers, which are few.
@@ -70,10 +68,10 @@ class NameServer:
             WorkerMismatchError: It has another version, or its pickles are not those of the others.
         """
         name = member.who.name
-        if member.version != self._version:
+        if member.version != lp.__version__:
             raise WorkerMismatchError(
                 f"{name} has launchpad-lite {member.version or 'of no version'}, and this search "
-                f"{self._version}; install the same"
+                f"{lp.__version__}; install the same"
             )
         if member.python:
             if self._python and member.python != self._python:
