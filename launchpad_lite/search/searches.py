@@ -8,6 +8,7 @@ import random
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from launchpad_lite.errors import MissingExtraError
@@ -543,17 +544,17 @@ class SuccessiveHalving(RandomSearch[C]):
         return fitness == -math.inf or fitness < rung[-kept][0]
 
 
+@dataclass(eq=False)
 class _Individual:
     """One of a population."""
 
-    def __init__(self) -> None:
-        self.rounds = 0
-        self.is_busy = False
-        #: The candidate and the trial of its last good round.
-        self.candidate: Any = None
-        self.parent: int | None = None
-        #: Of its newest round; -inf: it has failed.
-        self.fitness: float | None = None
+    rounds: int = 0
+    is_busy: bool = False
+    #: The candidate and the trial of its last good round.
+    candidate: Any = None
+    parent: int | None = None
+    #: Of its newest round; -inf: it has failed.
+    fitness: float | None = None
 
 
 class PopulationBasedTraining(RandomSearch[C]):
