@@ -35,6 +35,7 @@ class Presence:
         self.member = SearchMember(role, who, version=lp.__version__, python=python)
         self._name_server = courier.with_timeout(name_server, 2 * timing.beat_s)
         self.timing = timing
+        self._of_program = frozenset(brokers)
         self._clients = dict(brokers)
         self._addresses: dict[str, str] = {}
         self._connect = connect
@@ -113,12 +114,10 @@ class Presence:
 
     def client(self, name: str) -> Any:
         """Returns a client of a broker that `choose` has returned."""
-        if name in self._clients and name not in self._addresses:
-            return self._clients[name]  # of the program: follows the broker to a new address
-        if name not in self.view.brokers:
-            return self._clients[name]  # lost, perhaps for a moment only
-        address, _ = self.view.brokers[name]
-        if self._addresses.get(name) != address:
+        # Clients of the program follow a broker to a new address; one without may be back at once.
+        address, _ = self.view.brokers.get(name, ("", None))
+        is_new = address and self._addresses.get(name) != address
+        if is_new and name not in self._of_program:
             self._clients[name] = (self._connect or courier.Client)(address)
             self._addresses[name] = address
         return self._clients[name]
