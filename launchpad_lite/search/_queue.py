@@ -188,9 +188,8 @@ class Queue:
 
     def _note(self, task: QueuedTask, *, is_new: bool = False) -> None:
         if not task.helps:
-            self._touched[task.submission.id] = is_new or self._touched.get(
-                task.submission.id, False
-            )
+            key = task.submission.id
+            self._touched[key] = is_new or self._touched.get(key, False)
             self.changes += 1
 
     # Called for models.
