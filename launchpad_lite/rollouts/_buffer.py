@@ -25,7 +25,7 @@ import heapq
 import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from launchpad_lite.rollouts._prompts import PromptOrder, PromptRef
@@ -34,7 +34,14 @@ from launchpad_lite.rollouts.errors import (
     PromptsFailedError,
     TrainerReplacedError,
 )
-from launchpad_lite.rollouts.results import FailedPrompt, RolloutState, RolloutStatus
+from launchpad_lite.rollouts.results import (
+    FailedPrompt,
+    Rollout,
+    RolloutBatch,
+    RolloutGroup,
+    RolloutState,
+    RolloutStatus,
+)
 
 #: What nodes are for; labels of groups end with it.
 GENERATOR, ENVIRONMENT, REWARD = "generator", "environment", "reward"
@@ -70,33 +77,9 @@ class RolloutOrder(NamedTuple):
     parts: Sequence[Any] = ()  # payloads of those that were made before
 
 
-class MadeRollout(NamedTuple):
-    """A rollout as its generator sends it."""
-
-    payload: Any  # opaque here; with parts, a list of theirs
-    version: int
-    generator: str
-    took_s: float
-    reward: Any = None  # opaque as well
-    versions: Sequence[int] = ()  # of the parts
-    size: float = 0.0  # of what this generator has made, as users count
-
-
-class CompleteGroup(NamedTuple):
-    """A group of a batch."""
-
-    prompt: PromptRef
-    rollouts: Sequence[MadeRollout]
-    staleness: int
-
-
-class HandedBatch(NamedTuple):
-    """A batch as the buffer hands it out; without groups, all prompts were used."""
-
-    groups: Sequence[CompleteGroup]  # the oldest first
-    step: int  # steps that have ended
-    set_aside: Sequence[FailedPrompt]  # since the last batch
-    state: RolloutState  # what to restore once this batch is trained
+#: A batch, whose values and rewards are payloads, and whose groups have no prompt; and what to restore
+#: once it is trained. Without groups, all prompts were used.
+HandedBatch = tuple[RolloutBatch[Any, Any], RolloutState]
 
 
 class BufferRules(NamedTuple):
@@ -117,9 +100,12 @@ class BufferRules(NamedTuple):
     members: Mapping[str, int] = {GENERATOR: 1}
 
 
-@dataclass(slots=True)
-class _Lease:
+@dataclass(slots=True, eq=False)
+class _RolloutAttempt:
+    """One node works at a slot; it has the slot's lease until it is given up."""
+
     token: str
+    slot: "_Slot"
     holder: str
     begun_at: float
     deadline_at: float
@@ -129,15 +115,21 @@ class _Lease:
     #: What the holder does for it now, for people.
     doing: str = ""
 
+    @property
+    def is_open(self) -> bool:
+        return self.slot.lease is self
+
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    lease: _Lease | None = None
+    group: "_OpenGroup"
+    place: int
+    lease: _RolloutAttempt | None = None
     #: Payloads of the parts that were made, and their versions.
     parts: list[tuple[Any, int]] = field(default_factory=list)
     #: A rollout that waits for its reward.
-    draft: MadeRollout | None = None
-    made: MadeRollout | None = None
+    draft: Rollout[Any] | None = None
+    made: Rollout[Any] | None = None
     errors: list[str] = field(default_factory=list)
     losses: int = 0
     #: The nodes that have failed or were too slow: others are to try.
@@ -162,7 +154,11 @@ class _OpenGroup:
     prompt: PromptRef
     #: The step in which it began.
     begun: int
-    slots: list[_Slot]
+    slots: list[_Slot] = field(default_factory=list)
+
+    @property
+    def made(self) -> list[Rollout[Any]]:
+        return [slot.made for slot in self.slots if slot.made is not None]
 
 
 @dataclass(slots=True)
@@ -173,8 +169,7 @@ class _RolloutMember:
     threads: int = 1
     #: The attempts that it works at, also those that were given up, and since when.
     held: dict[str, float] = field(default_factory=dict)
-    #: Of an environment: the attempt that has it, until its generator lets go.
-    attempt: str = ""
+    #: Of an environment: since when it hangs.
     hung_at: float = math.inf
 
 
@@ -189,27 +184,29 @@ class RolloutBuffer:
         self._prompts = prompts
         #: Prompts that begin again, before all others.
         self._again: collections.deque[PromptRef] = collections.deque()
+        #: By number, the oldest first.
         self._groups: dict[int, _OpenGroup] = {}
         self._number = 0
-        #: Groups that wait for a batch, the oldest first.
-        self._complete: dict[int, _OpenGroup] = {}
+        #: Numbers of those that wait for a batch.
+        self._complete: set[int] = set()
         #: By role, slots that may be free, by group and place: heaps.
         self._free: dict[str, list[tuple[int, int]]] = {GENERATOR: [], REWARD: []}
         #: Attempts by token, also those that were given up, while their group is here.
-        self._attempts: dict[str, tuple[_OpenGroup, _Slot]] = {}
+        self._attempts: dict[str, _RolloutAttempt] = {}
         self._members: dict[str, _RolloutMember] = {}
         #: The newest life of each node, also of those that are gone.
         self._lives: dict[str, int] = {}
-        #: Who has which attempt; environments that none has.
-        self._holders: dict[str, _RolloutMember] = {}
+        #: By token, who works at an attempt, also at one that was given up, and its environment.
+        self._works: dict[str, tuple[_RolloutMember, _RolloutMember | None]] = {}
+        #: Environments that no attempt has.
         self._idle: dict[str, None] = {}
         #: By role, since when no node is there, and for how long that may be.
         self._absent_at: dict[str, float] = {}
         self._absence_s = dict.fromkeys(rules.members, _STARTS * rules.absence_s)  # until the first
-        self._ticked_at: float | None = None
+        self._ticked_at = math.inf
         #: The trainer that reads, how many groups its batches have, and its last batch.
         self.session = ""
-        self._batch_groups: int | None = None
+        self._batch_groups = 1
         self._batch_number = -1
         self._batch: HandedBatch | None = None
         #: The groups of this batch, until it is trained.
@@ -266,13 +263,14 @@ class RolloutBuffer:
         for token, since in list(known.held.items()):
             if token not in held and since + self._rules.lease_s / 2 <= now:
                 self._let_go(token)
-                for group, slot, _ in self._leases(token):  # the answer with it was lost
-                    self._free_again(group, slot)
+                attempt = self._attempts.get(token)
+                if attempt is not None and attempt.is_open:  # the answer with it was lost
+                    self._free_again(attempt.slot)
         for token, doing in held.items():
             known.held.setdefault(token, now)
-            self._holders[token] = known
-            for _, _, lease in self._leases(token):
-                lease.doing = doing
+            self._works.setdefault(token, (known, None))
+            if token in self._attempts:
+                self._attempts[token].doing = doing
         if member.role == REWARD:
             limit_s = self._limits_s[REWARD]
             return any(now - known.held[token] >= limit_s for token in held)
@@ -285,129 +283,124 @@ class RolloutBuffer:
         if not self._version or known is None or known.life != member:
             return None  # there are no weights yet; or the node has ended
         makes = member.role == GENERATOR
-        environment = self._free_environment() if makes else ""
-        if environment is None:
+        if makes and not self._has_environment():
             return None
-        found = self._free_slot(member, now)
-        if found is None and makes and self._begin_group():
-            found = self._free_slot(member, now)
-        if found is None:
+        slot = self._free_slot(member, now)
+        if slot is None and makes and self._begin_group():
+            slot = self._free_slot(member, now)
+        if slot is None:
             return None
-        group, slot, place = found
-        token = f"{secrets.token_hex(8)}@{environment}"
-        deadline_at = now + self._limits_s[member.role]
-        slot.lease = _Lease(token, member.name, now, deadline_at, environment, len(slot.parts))
-        self._attempts[token] = group, slot
-        self._holders[token] = known
-        known.held[token] = now
-        if environment:
-            self._members[environment].attempt = token
-            del self._idle[environment]
+        token, environment, its_name = secrets.token_hex(8), None, ""
+        if makes and self._idle:
+            its_name = next(iter(self._idle))
+            del self._idle[its_name]
+            environment = self._members[its_name]
             self._leased += 1
+        self._works[token] = known, environment
+        known.held[token] = now
+        deadline_at = now + self._limits_s[member.role]
+        slot.lease = self._attempts[token] = _RolloutAttempt(
+            token, slot, member.name, now, deadline_at, its_name, len(slot.parts)
+        )
         parts = [payload for payload, _ in slot.parts]
-        more = environment, self._leased, slot.draft and slot.draft.payload, parts
-        return RolloutOrder(token, group.prompt, place, self._version, *more)
+        more = its_name, self._leased, slot.draft and slot.draft.value, parts
+        return RolloutOrder(token, slot.group.prompt, slot.place, self._version, *more)
 
     def has_work(self, role: str) -> bool:
         """Returns whether a slot is free after a `take` without success: others may have it."""
-        return bool(self._free[role]) and (role == REWARD or self._free_environment() is not None)
+        return bool(self._free[role]) and (role == REWARD or self._has_environment())
 
-    def _free_environment(self) -> str | None:
-        """Returns one that no attempt has; empty if rollouts need none, None if there is none."""
-        if ENVIRONMENT not in self._rules.members:
-            return ""
-        return next(iter(self._idle), None)
+    def _has_environment(self) -> bool:
+        """Returns whether one is free for a rollout, or rollouts need none."""
+        return bool(self._idle) or ENVIRONMENT not in self._rules.members
 
     def add(self, token: str, number: int, payload: Any, version: int) -> int:
         """Takes a part of a rollout; returns the version that the next one needs, 0 if none is wanted.
 
         The number of the part in the rollout tells whether it has come before.
         """
-        for _, slot, _ in self._leases(token):
-            if number == len(slot.parts):
-                slot.parts.append((payload, version))
-            return self._version
-        return 0
+        attempt = self._attempts.get(token)
+        if attempt is None or not attempt.is_open:
+            return 0
+        if number == len(attempt.slot.parts):
+            attempt.slot.parts.append((payload, version))
+        return self._version
 
-    def give(self, token: str, made: MadeRollout) -> bool:
-        """Takes a rollout from a generator; returns whether it is used."""
-        is_given_up = self._rules.partial and not any(
-            self._leases(token)
-        )  # its parts may be others'
-        group, slot = self._attempts.get(token, (None, None))
-        self._forget_attempt(token)
-        is_late = slot is None or slot.is_settled or slot.draft is not None
-        if group is None or slot is None or is_late or is_given_up:
+    def give(self, token: str, made: Rollout[Any], size: float = 0.0) -> bool:
+        """Takes a rollout from a generator, of a size as users count; returns whether it is used."""
+        attempt = self._end(token)
+        if (
+            attempt is None
+            or attempt.slot.is_settled
+            or attempt.slot.draft is not None
+            or (self._rules.partial and not attempt.is_open)  # its parts may be others'
+        ):
             self._late += 1
             return False
+        slot = attempt.slot
         slot.lease = None
         self._made += 1
-        self._size += made.size
-        if self._rules.partial:
-            payloads, versions = [each for each, _ in slot.parts], [each for _, each in slot.parts]
-            made = made._replace(payload=payloads, versions=versions)
+        self._size += size
+        if slot.parts:
+            payloads, versions = map(list, zip(*slot.parts, strict=True))
+            made = replace(made, value=payloads, version=min(versions), versions=versions)
             slot.parts = []
         if REWARD in self._rules.members:
             slot.draft = made
-            self._push(group, slot)
+            self._push(slot)
         else:
-            self._settle(group, slot, made)
+            self._settle(slot, made)
         return True
 
     def score(self, token: str, reward: Any) -> None:
         """Takes the reward of a rollout."""
-        group, slot = self._attempts.get(token, (None, None))
-        self._forget_attempt(token)
-        if group is None or slot is None or slot.is_settled or slot.draft is None:
+        attempt = self._end(token)
+        if attempt is None or attempt.slot.is_settled or attempt.slot.draft is None:
             self._late += 1
         else:
-            self._settle(group, slot, slot.draft._replace(reward=reward))
+            self._settle(attempt.slot, replace(attempt.slot.draft, reward=reward))
 
-    def _settle(self, group: _OpenGroup, slot: _Slot, made: MadeRollout) -> None:
+    def _settle(self, slot: _Slot, made: Rollout[Any]) -> None:
         slot.made, slot.draft, slot.lease = made, None, None
-        if self._complete_if_so(group):
-            self._failed_in_row = 0
+        self._complete_if_so(slot.group)
 
-    def _complete_if_so(self, group: _OpenGroup) -> bool:
+    def _complete_if_so(self, group: _OpenGroup) -> None:
         if all(slot.is_settled for slot in group.slots):
-            self._complete[group.number] = group
-        return group.number in self._complete
+            self._complete.add(group.number)
+            self._failed_in_row = 0
 
     def fail(self, token: str, error: str, now: float, fault: str = "") -> str:
         """Hears that work at a rollout has raised; returns the environment that hangs, if one does.
 
         The fault: "hangs", the environment does not answer; "lost", a node that it has called is gone.
         """
-        hangs = ""
-        for name, each in self._members.items():
-            if fault == "hangs" and each.attempt == token:
-                hangs, each.hung_at = name, now
-        for group, slot, lease in self._leases(token):
+        hangs, (_, environment) = "", self._works.get(token, (None, None))
+        if fault == "hangs" and environment is not None:
+            hangs, environment.hung_at = environment.life.name, now
+        attempt = self._end(token)
+        if attempt is not None and attempt.is_open:
             if fault == "lost":
-                self._lose_rollout(group, slot, error)
+                self._lose_rollout(attempt.slot, error)
             else:
-                self._retry(group, slot, hangs or lease.holder, f"{lease.holder}: {error}")
-        self._forget_attempt(token)
+                holder = attempt.holder
+                self._retry(attempt.slot, hangs or holder, f"{holder}: {error}")
         return hangs
 
-    def _forget_attempt(self, token: str) -> None:
-        self._attempts.pop(token, None)
+    def _end(self, token: str) -> _RolloutAttempt | None:
+        """Forgets an attempt at which its holder works no more; returns it, if its group is here."""
         self._let_go(token)
+        return self._attempts.pop(token, None)
 
     def _let_go(self, token: str) -> None:
-        if (holder := self._holders.pop(token, None)) is not None:
+        holder, environment = self._works.pop(token, (None, None))
+        if holder is not None:
             del holder.held[token]
-        if (environment := self._environment_of(token)) is not None:
-            environment.attempt = ""
-            if environment.hung_at == math.inf:
-                self._idle[environment.life.name] = None
+        if environment is not None and environment.hung_at == math.inf:
+            name = environment.life.name
+            if self._members.get(name) is environment:
+                self._idle[name] = None
 
-    def _environment_of(self, token: str) -> _RolloutMember | None:
-        """Returns the environment that an attempt has."""
-        found = self._members.get(token.partition("@")[2])
-        return found if found is not None and found.attempt == token else None
-
-    def _free_slot(self, member: MemberLife, now: float) -> tuple[_OpenGroup, _Slot, int] | None:
+    def _free_slot(self, member: MemberLife, now: float) -> _Slot | None:
         """Takes the first free slot of the oldest group; not one that others are to try."""
         passed = []
         found = None
@@ -417,20 +410,20 @@ class RolloutBuffer:
             group = self._groups.get(number)
             if group is None or group.slots[place].wants != member.role:
                 continue
-            failed_at = group.slots[place].failed_at
-            if member.name in failed_at and any(
-                name not in failed_at and not self._is_stuck(each, now)
-                for name, each in self._of(member.role)
+            slot = group.slots[place]
+            if member.name in slot.failed_at and any(
+                each.life.name not in slot.failed_at and not self._is_stuck(each, now)
+                for each in self._of(member.role)
             ):
-                passed.append((number, place))
+                passed.append(slot)
             else:
-                found = group, group.slots[place], place
-        for entry in passed:
-            heapq.heappush(heap, entry)
+                found = slot
+        for slot in passed:
+            self._push(slot)
         return found
 
-    def _of(self, role: str) -> list[tuple[str, _RolloutMember]]:
-        return [(name, each) for name, each in self._members.items() if each.life.role == role]
+    def _of(self, role: str) -> list[_RolloutMember]:
+        return [each for each in self._members.values() if each.life.role == role]
 
     def _is_stuck(self, member: _RolloutMember, now: float) -> bool:
         """Returns whether it will not go on: for too long, all its threads work at one attempt."""
@@ -442,42 +435,43 @@ class RolloutBuffer:
     def _begin_group(self) -> bool:
         """Begins the group of the next prompt; returns whether there may be one more."""
         batches = (self._rules.max_staleness + 1) * (_AHEAD if self._rules.discards else 1)
-        if len(self._groups) + len(self._handed) >= batches * (self._batch_groups or 1):
+        if len(self._groups) + len(self._handed) >= batches * self._batch_groups:
             return False
         if self._all_fail:
             return False
         prompt = self._again.popleft() if self._again else self._prompts.next()
         if prompt is None:
             return False
-        slots = [_Slot() for _ in range(self._rules.group_size)]
-        self._groups[self._number] = _OpenGroup(self._number, prompt, self._step, slots)
-        for slot in slots:
-            self._push(self._groups[self._number], slot)
+        group = self._groups[self._number] = _OpenGroup(self._number, prompt, self._step)
+        group.slots = [_Slot(group, place) for place in range(self._rules.group_size)]
+        for slot in group.slots:
+            self._push(slot)
         self._number += 1
         return True
 
     # What becomes of attempts.
 
-    def _retry(self, group: _OpenGroup, slot: _Slot, failed_at: str, error: str) -> None:
+    def _retry(self, slot: _Slot, failed_at: str, error: str) -> None:
         """Frees a slot whose attempt has failed; gives it up, or its prompt, if that was too often."""
         slot.errors.append(error)
         slot.failed_at.add(failed_at)
         if len(slot.errors) < self._rules.max_attempts:
-            self._free_again(group, slot)
+            self._free_again(slot)
         else:
-            self._give_up(group, slot)
+            self._give_up(slot)
 
-    def _free_again(self, group: _OpenGroup, slot: _Slot) -> None:
+    def _free_again(self, slot: _Slot) -> None:
         slot.lease = None
         self._retried += 1
-        self._push(group, slot)
+        self._push(slot)
 
-    def _push(self, group: _OpenGroup, slot: _Slot) -> None:
-        heapq.heappush(self._free[slot.wants], (group.number, group.slots.index(slot)))
+    def _push(self, slot: _Slot) -> None:
+        heapq.heappush(self._free[slot.wants], (slot.group.number, slot.place))
 
-    def _give_up(self, group: _OpenGroup, slot: _Slot) -> None:
+    def _give_up(self, slot: _Slot) -> None:
+        group = slot.group
         if sum(not each.is_dropped for each in group.slots) > self._rules.min_group_size:
-            self._drop(group, slot)
+            self._drop(slot)
             return
         errors = tuple(error for each in group.slots for error in each.errors)
         self._failed.append(FailedPrompt(group.prompt.index, group.prompt.epoch, errors))
@@ -486,9 +480,9 @@ class RolloutBuffer:
         self._last_error = errors[-1]
         self._remove(group)
 
-    def _drop(self, group: _OpenGroup, slot: _Slot) -> None:
+    def _drop(self, slot: _Slot) -> None:
         slot.is_dropped, slot.lease = True, None
-        self._complete_if_so(group)
+        self._complete_if_so(slot.group)
 
     def _lose(self, name: str, why: str) -> None:
         """Forgets a node; its rollouts are made again."""
@@ -496,66 +490,65 @@ class RolloutBuffer:
         for token in list(member.held):
             self._let_go(token)
         self._idle.pop(name, None)
-        for group, slot, lease in self._leases():
-            if name in (lease.holder, lease.environment):
-                self._lose_rollout(group, slot, f"{name} {why}")
-            if name == lease.environment:
-                self._attempts.pop(lease.token, None)  # what comes of it is worth nothing
+        for attempt in self._open_attempts():
+            if name in (attempt.holder, attempt.environment):
+                self._lose_rollout(attempt.slot, f"{name} {why}")
+            if name == attempt.environment:
+                self._attempts.pop(attempt.token, None)  # what comes of it is worth nothing
 
-    def _lose_rollout(self, group: _OpenGroup, slot: _Slot, why: str) -> None:
+    def _lose_rollout(self, slot: _Slot, why: str) -> None:
         slot.losses += 1
         if slot.losses <= self._rules.max_losses:
-            self._free_again(group, slot)
+            self._free_again(slot)
         else:
             slot.errors.append(f"it has lost {slot.losses} nodes: {why}")
-            self._give_up(group, slot)
+            self._give_up(slot)
 
-    def _leases(self, token: str = "") -> Iterator[tuple[_OpenGroup, _Slot, _Lease]]:
-        """Yields those that there are, or that of one attempt; the reader may end them."""
-        for key in [token] if token else list(self._attempts):
-            group, slot = self._attempts.get(key, (None, None))
-            if group is not None and slot is not None and slot.lease is not None:
-                if slot.lease.token == key:
-                    yield group, slot, slot.lease
+    def _open_attempts(self) -> Iterator[_RolloutAttempt]:
+        """Yields those that were not given up; the reader may end them, and others."""
+        for token, attempt in list(self._attempts.items()):
+            if token in self._attempts and attempt.is_open:
+                yield attempt
 
     def _remove(self, group: _OpenGroup) -> None:
         del self._groups[group.number]
-        self._complete.pop(group.number, None)
-        self._attempts = {t: of for t, of in self._attempts.items() if of[0] is not group}
+        self._complete.discard(group.number)
+        self._attempts = {t: a for t, a in self._attempts.items() if a.slot.group is not group}
 
     def tick(self, now: float) -> None:
         """Notices silent generators and rollouts that take too long; call it each second."""
         self._past.append((now, self._made, self._size, self._step))
         while self._past[0][0] < now - _RATE_S:
             self._past.popleft()
-        gap_s = 0.0 if self._ticked_at is None else now - self._ticked_at
-        self._ticked_at = now
-        if gap_s > self._rules.lease_s / 2:  # this process stood still, and could hear nothing
+        # If this process stood still, it could hear nothing.
+        if now - self._ticked_at > self._rules.lease_s / 2:
             for member in self._members.values():
                 member.seen_at = now
+        self._ticked_at = now
         for name, member in list(self._members.items()):
             if member.seen_at + self._rules.lease_s <= now:
                 self._lose(name, f"was not heard from for {self._rules.lease_s:g} s")
         for role in self._rules.members:
             if not self._of(role):
                 self._absent_at.setdefault(role, now)
-        for group, slot, lease in self._leases():
-            if lease.deadline_at <= now:
-                self._time_out(group, slot, lease)
+        for attempt in self._open_attempts():
+            if attempt.deadline_at <= now:
+                self._time_out(attempt)
 
-    def _time_out(self, group: _OpenGroup, slot: _Slot, lease: _Lease) -> None:
-        role = GENERATOR if slot.draft is None else REWARD
-        name = "rollout_timeout_s" if role == GENERATOR else "reward_timeout_s"
-        limit = f"{name}={self._limits_s[role]:g}"
-        doing = f"; it {lease.doing}" if lease.doing else ""
-        error = f"{lease.holder}: it took longer than {limit}{doing}"
-        if sum(each.made is not None for each in group.slots) >= self._rules.min_group_size:
+    def _time_out(self, attempt: _RolloutAttempt) -> None:
+        slot = attempt.slot
+        limit = f"rollout_timeout_s={self._limits_s[GENERATOR]:g}"
+        if slot.draft is not None:
+            limit = f"reward_timeout_s={self._limits_s[REWARD]:g}"
+        doing = f"; it {attempt.doing}" if attempt.doing else ""
+        error = f"{attempt.holder}: it took longer than {limit}{doing}"
+        if len(slot.group.made) >= self._rules.min_group_size:
             slot.errors.append(error)
-            self._drop(group, slot)
-        elif len(slot.parts) > lease.parts:  # it is only long
-            self._free_again(group, slot)
+            self._drop(slot)
+        elif len(slot.parts) > attempt.parts:  # it is only long
+            self._free_again(slot)
         else:
-            self._retry(group, slot, lease.holder, error)
+            self._retry(slot, attempt.holder, error)
 
     # Called for the trainer.
 
@@ -582,9 +575,8 @@ class RolloutBuffer:
         if state is None:
             for group in self._handed:  # nobody knows whether it was trained
                 self._groups[group.number] = group
-                self._complete[group.number] = group
+                self._complete.add(group.number)
             self._groups = dict(sorted(self._groups.items()))
-            self._complete = dict(sorted(self._complete.items()))
         else:
             for group in list(self._groups.values()):
                 self._remove(group)
@@ -623,7 +615,7 @@ class RolloutBuffer:
 
         With "discard", only those that are too old by then: others may be, later.
         """
-        size = len(groups) if self._rules.discards else self._batch_groups or 1
+        size = len(groups) if self._rules.discards else self._batch_groups
         return [
             group
             for place, group in enumerate(groups)
@@ -642,31 +634,24 @@ class RolloutBuffer:
         if number == self._batch_number:
             return self._batch
         self._end_batch()
+        waits_since, self._waits_since = self._waits_since, None
         found = self._next_groups()
         if found is None:
-            began_at = now if self._waits_since is None else self._waits_since
-            self._waits_since = None  # if it raises
             self._check_hope(now)
-            self._waits_since = began_at
+            self._waits_since = now if waits_since is None else waits_since
             return None
-        self._waits_since = None
         if not found and not self._trained and self._failed:
             raise self._all_failed()
+        groups: list[RolloutGroup[Any, Any]] = []
         for group in found:
-            self._staleness[self._step - group.begun] += 1
+            staleness, ref = self._step - group.begun, group.prompt
+            groups.append(RolloutGroup(None, ref.index, ref.epoch, group.made, staleness))
+            self._staleness[staleness] += 1
             self._remove(group)
         self._has_batch = bool(found) or self._has_batch
-        complete = [
-            CompleteGroup(
-                group.prompt,
-                [slot.made for slot in group.slots if slot.made is not None],
-                self._step - group.begun,
-            )
-            for group in found
-        ]
         self._handed = found
         failed, self._failed = self._failed, []
-        self._batch = HandedBatch(complete, self._step, failed, self._state_after())
+        self._batch = RolloutBatch(groups, self._step, failed), self._state_after()
         self._batch_number = number
         return self._batch
 
@@ -683,7 +668,7 @@ class RolloutBuffer:
 
     def _next_groups(self) -> list[_OpenGroup] | None:
         """Returns the groups of the next batch; none at the end; None if they are not complete."""
-        size = self._batch_groups or 1
+        size = self._batch_groups
         if self._prompts.is_over and not self._again:
             size = min(size, len(self._groups))
         if len(self._complete) < size:
@@ -693,7 +678,7 @@ class RolloutBuffer:
         rest = [group for number, group in self._groups.items() if number not in taken]
         if not self._rules.discards and self._too_old(rest, self._step + 1):
             return None
-        return [self._complete[number] for number in numbers]
+        return [self._groups[number] for number in numbers]
 
     # Who waits for what.
 
@@ -711,8 +696,8 @@ class RolloutBuffer:
                     f"{self._waiting_for(now)}"
                 )
             members = self._of(role)
-            if members and all(self._is_stuck(each, now) for _, each in members):
-                names = ", ".join(sorted(name for name, _ in members))
+            if members and all(self._is_stuck(each, now) for each in members):
+                names = ", ".join(sorted(each.life.name for each in members))
                 raise GeneratorsGoneError(
                     f"no {role} goes on: {names} all work at one rollout for too long (its limit, and "
                     f"absence_s={self._rules.absence_s:g}); {self._waiting_for(now)}"
@@ -720,7 +705,7 @@ class RolloutBuffer:
 
     @property
     def _all_fail(self) -> bool:
-        return self._failed_in_row >= max(_LEAST_FAILED, self._batch_groups or 1)
+        return self._failed_in_row >= max(_LEAST_FAILED, self._batch_groups)
 
     def _all_failed(self) -> PromptsFailedError:
         return PromptsFailedError(
@@ -731,35 +716,35 @@ class RolloutBuffer:
     def _unmade(self) -> int:
         return sum(not slot.is_settled for group in self._groups.values() for slot in group.slots)
 
+    def _first_incomplete(self) -> _OpenGroup | None:
+        return next((each for n, each in self._groups.items() if n not in self._complete), None)
+
     def _waiting_for(self, now: float) -> str:
         """Returns for which rollouts the trainer waits, and who makes them, for people."""
         for role, count in self._rules.members.items():
             if not self._of(role):
                 return f"none of {count} {role}s is there"
-        group = next((each for n, each in self._groups.items() if n not in self._complete), None)
-        if group is None:
+        if (group := self._first_incomplete()) is None:
             busy = [name for name, each in self._members.items() if each.held]
             late = f": {', '.join(sorted(busy))} still work at what is not wanted" if busy else ""
             return f"no prompt has begun yet{late}"
-        made = sum(slot.made is not None for slot in group.slots)
         wanted = sum(not slot.is_dropped for slot in group.slots)
         parts = []
-        for place, slot in enumerate(group.slots):
-            if slot.lease is not None:
-                doing = f", which {slot.lease.doing}" if slot.lease.doing else ""
-                for_s = now - slot.lease.begun_at
-                parts.append(
-                    f"rollout {place} has been at {slot.lease.holder} for {for_s:.0f} s{doing}"
-                )
+        for slot in group.slots:
+            what = f"rollout {slot.place}"
+            if (lease := slot.lease) is not None:
+                doing = f", which {lease.doing}" if lease.doing else ""
+                for_s = now - lease.begun_at
+                parts.append(f"{what} has been at {lease.holder} for {for_s:.0f} s{doing}")
             elif not slot.is_settled:
                 count, most = len(slot.errors), self._rules.max_attempts
                 tried = f" (failed {count} of {most} times)" if count else ""
                 role = slot.wants
-                if role == GENERATOR and self._free_environment() is None:
+                if role == GENERATOR and not self._has_environment():
                     role = ENVIRONMENT
-                parts.append(f"rollout {place} waits for a free {role}{tried}")
+                parts.append(f"{what} waits for a free {role}{tried}")
         more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
-        return f"prompt {group.prompt.index}: {made} of {wanted}; {'; '.join(parts[:3])}{more}"
+        return f"prompt {group.prompt.index}: {len(group.made)} of {wanted}; {'; '.join(parts[:3])}{more}"
 
     def waits(self, now: float) -> str:
         """Returns how long the trainer waits and for whom; empty if it does not wait."""
@@ -771,7 +756,7 @@ class RolloutBuffer:
         """Returns for which nodes the trainer waits, and why; "": for none that is known."""
         if not (why := self.waits(now)):
             return []
-        group = next((each for n, each in self._groups.items() if n not in self._complete), None)
+        group = self._first_incomplete()
         leases = [slot.lease for slot in group.slots] if group else []
         return [(each.holder, why) for each in leases if each is not None] or [("", why)]
 
@@ -782,7 +767,7 @@ class RolloutBuffer:
         return RolloutStatus(
             self._step,
             self._version,
-            sorted(name for name, _ in self._of(GENERATOR)),
+            sorted(each.life.name for each in self._of(GENERATOR)),
             self._unmade() - running,
             running,
             len(self._complete),

@@ -2,9 +2,10 @@
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,15 @@ from launchpad_lite.parts.waiting import is_set_within
 from launchpad_lite.rollouts._buffer import (
     BufferRules,
     HandedBatch,
-    MadeRollout,
     MemberLife,
     RolloutBuffer,
     RolloutOrder,
 )
 from launchpad_lite.rollouts._prompts import PromptOrder
-from launchpad_lite.rollouts.results import RolloutState, RolloutStatus
+from launchpad_lite.rollouts.results import RolloutStatus
 
 #: Seconds between two looks at silent nodes and at limits of time.
 _TICK_S = 0.5
-#: Seconds between two lines with rates.
-_TELL_S = 10.0
 _RATES = ("rollouts_per_s", "size_per_s", "steps_per_s")
 
 _LOGGER = logging.getLogger(__name__)
@@ -35,6 +33,18 @@ _LOGGER = logging.getLogger(__name__)
 
 class UnknownSessionError(Exception):
     """This buffer has started again: the trainer has to begin again."""
+
+
+def _passed_on(method: Callable[..., Any]) -> Any:
+    """Returns a method of the node that calls this one of its buffer, and serves all whom that may serve."""
+
+    @functools.wraps(method)
+    async def call(node: "BufferNode", *args: Any) -> Any:
+        result = method(node._buffer, *args)
+        node._wake()
+        return result
+
+    return courier.idempotent(call)
 
 
 class BufferNode:
@@ -58,8 +68,6 @@ class BufferNode:
         # leases of its lives before.
         order, leases = dataclasses.replace(order), lp.restart_count() << 32
         self._buffer = RolloutBuffer(rules, order, leases)
-        #: Whether there are environments or rewards.
-        self._has_others = len(rules.members) > 1
         #: By role, who waits for an order, and the order; the first come first.
         self._takers: dict[str, dict[asyncio.Future[RolloutOrder], MemberLife]] = {
             role: {} for role in rules.members
@@ -74,12 +82,10 @@ class BufferNode:
 
     def _wake(self) -> None:
         """Serves all whom something new may serve."""
-        self._wake_trainer()
-        self._serve()
-
-    def _wake_trainer(self) -> None:
+        self._start()
         self._made.set()
         self._made = asyncio.Event()
+        self._serve()
 
     def _serve(self) -> None:
         now = time.monotonic()
@@ -98,14 +104,12 @@ class BufferNode:
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
     async def _tick(self) -> None:
-        told_at = time.monotonic()
         while True:
             self._buffer.tick(now := time.monotonic())
             self._waits = self._buffer.waits_for(now)
-            if now - told_at >= _TELL_S:
-                told_at, status = now, self._buffer.status(now)
-                if rates := {name: rate for name in _RATES if (rate := getattr(status, name))}:
-                    lp.log(rates, status.step)
+            status = self._buffer.status(now)
+            if rates := {name: rate for name in _RATES if (rate := getattr(status, name))}:
+                lp.log(rates, status.step)  # prints a line every 10 s
             self._wake()
             await asyncio.sleep(_TICK_S)
 
@@ -120,7 +124,6 @@ class BufferNode:
 
     async def take(self, member: MemberLife, wait_s: float) -> tuple[RolloutOrder, bytes] | None:
         """Returns a rollout to make and its prompt, pickled; None if there is none in time."""
-        self._start()
         give_up_at = time.monotonic() + wait_s
         while True:
             order = self._buffer.take(member, time.monotonic())
@@ -149,19 +152,8 @@ class BufferNode:
     async def add(self, token: str, number: int, payload: Any, version: int) -> int:
         return self._buffer.add(token, number, payload, version)
 
-    @courier.idempotent
-    async def give(self, token: str, made: MadeRollout) -> bool:
-        is_used = self._buffer.give(token, made)
-        if self._has_others:
-            self._wake()
-        else:  # no slot is free now that was not before
-            self._wake_trainer()
-        return is_used
-
-    @courier.idempotent
-    async def score(self, token: str, reward: Any) -> None:
-        self._buffer.score(token, reward)
-        self._wake()
+    give = _passed_on(RolloutBuffer.give)
+    score = _passed_on(RolloutBuffer.score)
 
     @courier.idempotent
     async def fail(self, token: str, error: str, fault: str = "") -> None:
@@ -175,19 +167,8 @@ class BufferNode:
 
     # Called by trainers.
 
-    @courier.idempotent
-    async def begin(
-        self, session: str, groups: int, version: int, state: RolloutState | None
-    ) -> RolloutState:
-        self._start()
-        begun = self._buffer.begin(session, groups, version, state)
-        self._wake()
-        return begun
-
-    @courier.idempotent
-    async def published(self, session: str, version: int) -> None:
-        self._buffer.published(session, version)
-        self._wake()
+    begin = _passed_on(RolloutBuffer.begin)
+    published = _passed_on(RolloutBuffer.published)
 
     @courier.idempotent
     async def hand_out(self, session: str, number: int, wait_s: float) -> HandedBatch | str:

@@ -22,12 +22,12 @@ from launchpad_lite.rollouts._buffer import (
     ENVIRONMENT,
     GENERATOR,
     REWARD,
-    MadeRollout,
     MemberLife,
     RolloutOrder,
 )
-from launchpad_lite.rollouts._patience import SILENT_S, call_patiently
+from launchpad_lite.rollouts._patience import SILENT_S, Lateness, call_patiently
 from launchpad_lite.rollouts.errors import EnvironmentTakenError
+from launchpad_lite.rollouts.results import Rollout
 from launchpad_lite.rollouts.weights import WeightsClient
 
 #: A class and its arguments. Not `lp.Deferred`, which would be made before the node itself.
@@ -67,18 +67,15 @@ class _MemberNode:
     It has no `run`: a program ends when its trainer has ended.
     """
 
-    def __init__(self, buffer: Any, role: str, threads: int = 1) -> None:
+    def __init__(self, buffer: Any, role: str) -> None:
         self._buffer = courier.with_timeout(buffer, SILENT_S)
-        self._threads = threads
+        #: 0 until the user's object is there: the buffer only hears that the last life is over.
+        self._threads = 0
         self._who = MemberLife(lp.current_node().name, lp.restart_count(), role)
-        #: Whether the user's object is there. Before, the buffer only hears that the last life is over.
-        self._is_made = False
         #: Whether this node may end its process, and comes back then.
         self._may_exit = (
             lp.current_node().restarts and threading.current_thread() is threading.main_thread()
         )
-        self._has_warned = False
-        self._lock = threading.Lock()
         #: By token, the thread that works at it, and since when.
         self._held: dict[str, tuple[int, float]] = {}
         self._ends = threading.Event()
@@ -86,22 +83,26 @@ class _MemberNode:
         start_thread(self._beat)
 
     def _beat(self) -> None:
+        lateness = Lateness(_LOGGER)
         while not self._ends.is_set():
-            with self._lock:
-                held = dict(self._held)
             now = time.monotonic()
             doing = {
                 token: _doing(ident) if now - began_at > _LONG_S else ""
-                for token, (ident, began_at) in held.items()
+                for token, (ident, began_at) in self._held.copy().items()
             }
             with contextlib.suppress(*_PASSES):
-                if self._buffer.beat(self._who, doing, self._threads * self._is_made):
-                    self._start_again()
+                hangs = self._buffer.beat(self._who, doing, self._threads)
+                if hangs and self._may_exit:
+                    os.write(2, b"it hangs, and starts again\n")  # streams may be locked
+                    os._exit(os.EX_TEMPFAIL)
+                if hangs:
+                    name = self._who.name
+                    lateness.warn(f"{name} hangs; as a process that restarts it would start again")
             self._ends.wait(_BEAT_S)
         with contextlib.suppress(courier.CourierError):  # others go on with what it has
             self._buffer.beat(self._who._replace(life=self._who.life + 1), {}, 0)
 
-    def make(self, one: MadeFrom) -> Any:
+    def make(self, one: MadeFrom, threads: int = 1) -> Any:
         """Returns the user's object, once the buffer knows of this node, or it is to stop."""
         constructor, args, kwargs = one
         try:
@@ -109,19 +110,9 @@ class _MemberNode:
         except BaseException:
             self._ends.set()  # a thread outlives its node
             raise
-        self._is_made = True
+        self._threads = threads
         call_patiently(self._buffer.beat, self._who, {}, self._threads, stop=self._ends)
         return made
-
-    def _start_again(self) -> None:
-        if self._may_exit:
-            os.write(2, b"it hangs, and starts again\n")  # streams may be locked
-            os._exit(os.EX_TEMPFAIL)
-        if not self._has_warned:
-            self._has_warned = True
-            _LOGGER.warning(
-                "%s hangs; as a process with a restart policy it would start again", self._who.name
-            )
 
 
 def serve_environment(buffer: Any, environment: MadeFrom) -> Any:
@@ -202,13 +193,13 @@ class GeneratorNode(_MemberNode):
         partial: bool,
         size_of: Callable[[Any], float] | None,
     ) -> None:
-        super().__init__(buffer, self._role, threads)
+        super().__init__(buffer, self._role)
         self._give, self._add = buffer.give, buffer.add  # of any size
         self._partial = partial
         self._size_of = size_of or (lambda _: 0.0)
         self._weights = weights
         #: The user's object.
-        self._worker = self.make(worker)
+        self._worker = self.make(worker, threads)
         self._load = getattr(self._worker, "update_weights", None)
         self._environments = environments
         self._reading = threading.Lock()
@@ -231,8 +222,7 @@ class GeneratorNode(_MemberNode):
             # else: as a thread it may go on for a while, and another program have the port
 
     def _work_at(self, order: RolloutOrder, prompt: bytes) -> None:
-        with self._lock:
-            self._held[order.token] = threading.get_ident(), time.monotonic()
+        self._held[order.token] = threading.get_ident(), time.monotonic()
         try:
             send = self._make(order, loaded(prompt))
         except ForcedExit:
@@ -245,8 +235,7 @@ class GeneratorNode(_MemberNode):
         else:
             call_patiently(send, stop=self._ends)
         finally:
-            with self._lock:
-                del self._held[order.token]
+            del self._held[order.token]
 
     def _make(self, order: RolloutOrder, prompt: Any) -> Callable[[], Any]:
         """Makes what was ordered; returns a function that sends it."""
@@ -255,8 +244,9 @@ class GeneratorNode(_MemberNode):
         if order.environment:
             client = self._environments[order.environment]
             leased.append(lowlevel.with_arguments(client, **{LEASE: order.lease}))
+        value: Any = []
         if self._partial:
-            value, (version, size) = None, self._make_parts(order, prompt, *leased)
+            version, size = self._make_parts(order, prompt, *leased)
             if not version:
                 return lambda: self._buffer.fail(order.token, "given up")  # lets go of it
         else:
@@ -264,8 +254,8 @@ class GeneratorNode(_MemberNode):
             made_now = self._worker.generate(prompt, params, *leased)
             value, size = courier.dumps(made_now), self._size_of(made_now)
         took_s = time.monotonic() - began_at
-        made = MadeRollout(value, version, self._who.name, took_s, size=size)
-        return lambda: self._give(order.token, made)
+        made = Rollout(value, version, self._who.name, took_s, versions=[version])
+        return lambda: self._give(order.token, made, size)
 
     def _make_parts(self, order: RolloutOrder, prompt: Any, *leased: Any) -> tuple[int, float]:
         """Sends parts until there is none left; returns the last version, 0 if it was given up, and the size."""
@@ -307,17 +297,18 @@ class RewardNode(GeneratorNode):
 
 
 def loaded(payload: Any) -> Any:
-    """Returns the value of a payload, or a list of the values of parts."""
-    return list(map(pickle.loads, payload)) if isinstance(payload, list) else pickle.loads(payload)
+    """Returns the value of a payload, or a list of the values of parts; None if there is none."""
+    if isinstance(payload, list):
+        return list(map(pickle.loads, payload))
+    return None if payload is None else pickle.loads(payload)
 
 
 def _fault_of(error: BaseException, environment: str) -> str:
     """Returns the fault of an environment, or of another node, as `RolloutBuffer.fail` takes it."""
     if isinstance(error, courier.ServerGoneError):
         return "lost"
-    if isinstance(error, courier.CallTimeoutError) and environment:
-        return "hangs" if str(error).startswith(environment) else ""
-    return ""
+    is_late = isinstance(error, courier.CallTimeoutError) and environment
+    return "hangs" if is_late and str(error).startswith(environment) else ""
 
 
 def _doing(ident: int) -> str:

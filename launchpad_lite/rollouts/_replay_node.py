@@ -2,7 +2,6 @@
 
 import asyncio
 import bisect
-import itertools
 import pickle
 import threading
 import time
@@ -46,12 +45,10 @@ class ReplayCall(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """A call that waits. They are in order of `since`."""
+    """A call that waits for so many items."""
 
     since: float
-    number: int
-    token: int
-    who: str
+    call: ReplayCall
     items: int
     may_go: asyncio.Event
 
@@ -69,7 +66,6 @@ class ReplayServer:
         self._queues: dict[str, dict[str, list[_Waiting]]] = {
             name: {"insert": [], "sample": []} for name in self._tables
         }
-        self._numbers = itertools.count()
         #: Between the event loop and `save`, which has a thread of its own.
         self._lock = threading.Lock()
         lp.metrics.view("replay", self._text)
@@ -95,12 +91,9 @@ class ReplayServer:
         """Returns what a function of a table does at last; or for what it waits."""
         table, began_at = self._tables[call.table], time.monotonic()
         queue = self._queues[call.table][what]
-        since = began_at - call.waited_s
-        for before_poll in [each for each in queue if each.token == call.token]:
-            queue.remove(before_poll)
-        number = next(self._numbers)
-        me = _Waiting(since, number, call.token, call.who, count, asyncio.Event())
-        bisect.insort(queue, me)
+        queue[:] = [each for each in queue if each.call.token != call.token]  # of its last call
+        me = _Waiting(began_at - call.waited_s, call, count, asyncio.Event())
+        bisect.insort(queue, me, key=lambda each: each.since)
         keeps_place = False
         try:
             while True:
@@ -158,7 +151,7 @@ class ReplayServer:
                 table.limiter.inserts,
                 table.limiter.samples,
                 [
-                    f"{each.who} waits {now - each.since:.0f} s: {table.why(what, each.items, now)}"
+                    f"{each.call.who} waits {now - each.since:.0f} s: {table.why(what, each.items, now)}"
                     for what, queue in self._queues[name].items()
                     for each in queue
                 ],
@@ -199,8 +192,8 @@ def _write(folder: Path, name: str, state: "TableState") -> None:
     items = state.items
     plain = (tuple(items._replace(own=(), steps=())), *state[1:])
     (folder / "state").write_bytes(pickle.dumps((name, plain)))
-    for part, leaves in (("own", items.own), ("step", items.steps)):
-        rows = state.own_rows if part == "own" else state.step_rows
+    parts = ("own", items.own, state.own_rows), ("step", items.steps, state.step_rows)
+    for part, leaves, rows in parts:
         for index, leaf in enumerate(leaves):
             shape = (len(rows), *leaf.shape[1:])
             path = folder / f"{part}-{index}.npy"

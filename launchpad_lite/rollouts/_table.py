@@ -461,8 +461,7 @@ class ReplayTable:
             last = slice(max(0, len(state.items.keys) - self._rules.max_size), None)
             slots = self._put(state.items, last)
             self._times_sampled[slots] = state.times_sampled[last]
-            if self._rules.max_times_sampled:
-                self._left[slots] = np.maximum(1, self._left[slots] - state.times_sampled[last])
+            self._left[slots] = np.maximum(1, self._left[slots] - state.times_sampled[last])
         self._next_of = state.next_of
         self.limiter.inserts, self.limiter.samples = state.inserts, state.samples
         self.limiter.lost = state.lost

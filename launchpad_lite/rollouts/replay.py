@@ -84,13 +84,12 @@ class Table:
     def __post_init__(self) -> None:
         kinds = ("uniform", "prioritized", "fifo", "lifo")
         ratio = 1.0 if self.samples_per_insert is None else self.samples_per_insert
+        least = 2 * max(1.0, ratio)
         if self.error_buffer is None:
-            buffer = max(2 * max(1.0, ratio), 0.1 * ratio * self.min_size)
-            object.__setattr__(self, "error_buffer", buffer)
+            object.__setattr__(self, "error_buffer", max(least, 0.1 * ratio * self.min_size))
         for name, lowest in (("max_size", 1), ("max_times_sampled", 0), ("min_size", 1)):
             check_number(f"Table {self.name!r}: {name}", getattr(self, name), lowest)
         buffer = self.error_buffer or 0.0
-        least = 2 * max(1.0, ratio)
         for name, is_good, wanted in (
             ("sampler", self.sampler in kinds, f"one of {kinds}"),
             ("remover", self.remover in kinds, f"one of {kinds}"),

@@ -18,7 +18,6 @@ from launchpad_lite.rollouts._buffer import (
     GENERATOR,
     REWARD,
     BufferRules,
-    CompleteGroup,
     HandedBatch,
 )
 from launchpad_lite.rollouts._buffer_node import BufferNode, UnknownSessionError
@@ -35,7 +34,6 @@ from launchpad_lite.rollouts._prompts import PromptOrder
 from launchpad_lite.rollouts.errors import RolloutsError
 from launchpad_lite.rollouts.results import (
     FailedPrompt,
-    Rollout,
     RolloutBatch,
     RolloutGroup,
     RolloutState,
@@ -155,31 +153,23 @@ class RolloutsClient:
     def _read(self) -> Iterator[RolloutBatch[Any, Any]]:
         session = self._session
         while (handed := self._next(session)) is not None:
-            self.set_aside += handed.set_aside
-            for failed in handed.set_aside:
+            batch, state = handed
+            self.set_aside += batch.set_aside
+            for failed in batch.set_aside:
                 _LOGGER.warning(
                     "prompt %d is set aside: %s", failed.index, failed.errors[-1].strip()
                 )
-            if not handed.groups:
+            if not batch.groups:
                 return
-            self._state = handed.state
-            groups = [self._group(each) for each in handed.groups]
-            yield RolloutBatch(groups, handed.step, handed.set_aside)
+            self._state = state
+            yield dataclasses.replace(batch, groups=[self._group(each) for each in batch.groups])
 
-    def _group(self, group: CompleteGroup) -> RolloutGroup[Any, Any]:
-        epoch, index = group.prompt.epoch, group.prompt.index
+    def _group(self, group: RolloutGroup[Any, Any]) -> RolloutGroup[Any, Any]:
         made = [
-            Rollout(
-                loaded(each.payload),
-                min(each.versions, default=each.version),
-                each.generator,
-                each.took_s,
-                None if each.reward is None else loaded(each.reward),
-                each.versions or [each.version],
-            )
+            dataclasses.replace(each, value=loaded(each.value), reward=loaded(each.reward))
             for each in group.rollouts
         ]
-        return RolloutGroup(self._prompts[index], index, epoch, made, group.staleness)
+        return dataclasses.replace(group, prompt=self._prompts[group.index], rollouts=made)
 
     def _next(self, session: str) -> HandedBatch | None:
         """Returns the next batch; None if this node is to stop."""
@@ -193,7 +183,7 @@ class RolloutsClient:
             except UnknownSessionError:
                 self._begin(session)
                 continue
-            if isinstance(found, HandedBatch):
+            if isinstance(found, tuple):
                 return found
             lateness.warn(str(found))
         return None
@@ -438,12 +428,11 @@ class Rollouts:
             for _ in range(counts.get(role, 0)):
                 new = ReturningNode(work, buffer, weights, made[role], threads, leased, **options)
                 program.add_node(new, label=f"{prefix}{role}")
-        described = self._prompts, self._order, rules
-        if folder is None:
-            node.configure(*described)
-        else:
+        for_joining: tuple[Any, ...] = ()
+        if folder is not None:
             parts = made[GENERATOR], weights.args, threads, leased, options
-            node.configure(*described, str(Path(folder).absolute()), node.create_handle(), parts)
+            for_joining = str(Path(folder).absolute()), node.create_handle(), parts
+        node.configure(self._prompts, self._order, rules, *for_joining)
         handle = RolloutsHandle(RolloutsClient, self._prompts, buffer, weights)
         handle.weights = weights
         return handle

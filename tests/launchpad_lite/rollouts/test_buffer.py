@@ -14,7 +14,6 @@ from launchpad_lite.rollouts._buffer import (
     GENERATOR,
     REWARD,
     BufferRules,
-    MadeRollout,
     MemberLife,
     RolloutBuffer,
     RolloutOrder,
@@ -26,13 +25,15 @@ from launchpad_lite.rollouts.errors import (
     PromptsFailedError,
     TrainerReplacedError,
 )
+from launchpad_lite.rollouts.results import Rollout
 
 #: How many orders are tried: more with LAUNCHPAD_SEEDS.
 _SEEDS = int(os.environ.get("LAUNCHPAD_SEEDS", "200"))
 
 
-def made(order: RolloutOrder, generator: str = "g") -> MadeRollout:
-    return MadeRollout((order.prompt, order.rollout), order.version, generator, 0.1)
+def made(order: RolloutOrder, generator: str = "g") -> Rollout[Any]:
+    value, version = (order.prompt, order.rollout), order.version
+    return Rollout(value, version, generator, 0.1, versions=[version])
 
 
 class _Desk:
@@ -58,13 +59,13 @@ class _Desk:
         return order
 
     def hand_out(self) -> Any:
-        batch = self.buffer.hand_out("trainer", self.number, self.now)
-        self.number += batch is not None
-        return batch
+        handed = self.buffer.hand_out("trainer", self.number, self.now)
+        self.number += handed is not None
+        return None if handed is None else handed[0]
 
     def prompts(self) -> list[int] | None:
         batch = self.hand_out()
-        return None if batch is None else [each.prompt.index for each in batch.groups]
+        return None if batch is None else [each.index for each in batch.groups]
 
     def beat(self, generator: str, *held: str) -> None:
         life = MemberLife(generator, 1)
@@ -141,7 +142,7 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     for number in range(60):
         order = desk.take()
         assert order is not None
-        desk.buffer.give(order.token, made(order)._replace(size=50.0))
+        desk.buffer.give(order.token, made(order), 50.0)
         if number % 2:
             desk.prompts(), desk.buffer.published("trainer", 2)
         desk.pass_s(1, g="")
@@ -318,7 +319,7 @@ def test_a_rollout_waits_for_its_reward_while_the_generator_makes_another_one() 
     desk.buffer.score(second.token, 0.6)  # twice
     assert not desk.buffer.give(first.token, made(first))
     batch = desk.hand_out()
-    assert [(g.prompt.index, g.rollouts[0].reward) for g in batch.groups] == [(1, 0.5)]
+    assert [(g.index, g.rollouts[0].reward) for g in batch.groups] == [(1, 0.5)]
 
 
 def test_a_reward_that_takes_too_long_starts_again_while_another_one_judges() -> None:
@@ -401,7 +402,7 @@ def test_a_rollout_that_is_cut_goes_on_with_its_parts_and_newer_weights() -> Non
     desk.buffer.give(third.token, made(third))
     (group,) = desk.hand_out().groups
     (rollout,) = group.rollouts
-    assert (rollout.payload, rollout.versions) == (["a", "b", "d"], [1, 1, 2])
+    assert (rollout.value, rollout.versions) == (["a", "b", "d"], [1, 1, 2])
 
 
 def test_a_rollout_without_a_new_part_in_its_time_has_failed() -> None:
@@ -564,15 +565,16 @@ class _Story:
             return
         self.batch = []  # it is trained: the next one is asked for
         try:
-            batch = self.buffer.hand_out(self.session, self.number, self.now)
+            handed = self.buffer.hand_out(self.session, self.number, self.now)
         except (PromptsFailedError, GeneratorsGoneError):
             self.restore()
             return
-        self.waits = batch is None
-        if batch is None:
+        self.waits = handed is None
+        if handed is None:
             return
         again = self.buffer.hand_out(self.session, self.number, self.now)
-        assert again == batch  # the answer was lost
+        assert again == handed  # the answer was lost
+        batch, state = handed
         self.number += 1
         for failed in batch.set_aside:
             assert failed.errors
@@ -581,18 +583,18 @@ class _Story:
         assert self.is_over or len(batch.groups) == self.groups or self.ends_with(batch.groups)
         for group in batch.groups:
             assert group.staleness <= self.rules.max_staleness
-            places = []
+            places, ref = [], PromptRef(group.epoch, group.index)
             for each in group.rollouts:
-                parts = each.payload if self.rules.partial else [each.payload]
+                parts = each.value if self.rules.partial else [each.value]
                 ((prompt, place),) = set(parts)  # none of another rollout
-                assert prompt == group.prompt
+                assert prompt == ref
                 assert REWARD not in self.rules.members or each.reward == (prompt, place)
-                assert len(each.versions) == (len(parts) if self.rules.partial else 0)
+                assert len(each.versions) == len(parts)
                 places.append(place)
             assert len(places) == len(set(places)) >= self.rules.min_group_size
-            self.trained[group.prompt] += 1
-            self.batch.append(group.prompt)
-        self.saved = batch.state, self.trained.copy()
+            self.trained[ref] += 1
+            self.batch.append(ref)
+        self.saved = state, self.trained.copy()
         if self.is_orderly and not self.rules.discards:
             assert not self.buffer.status(self.now).discarded
 

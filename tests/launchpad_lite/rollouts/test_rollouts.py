@@ -531,7 +531,6 @@ class Writer:
 
 def test_a_rollout_in_parts_goes_on_with_newer_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[Any] = []
-    monkeypatch.setattr(_buffer_node, "_TELL_S", 0.0)
     monkeypatch.setattr(_buffer_node, "_TICK_S", 0.01)
     monkeypatch.setattr(_buffer_node.lp, "log", lambda rates, step: lines.append((*rates, step)))
     told = run(
