@@ -2,13 +2,11 @@
 
 import dataclasses
 import enum
-import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launchpad_lite.parts.settings import check_number, checked_fields
+from launchpad_lite.parts.settings import check_number, check_quantity, checked_fields
 
 
 class RestartWhen(enum.Enum):
@@ -63,10 +61,10 @@ class RestartPolicy:
             raise ValueError(f"a restart policy is one of {known}, not {self.when!r}") from None
         object.__setattr__(self, "when", when)
         check_number("max_restarts", self.max_restarts, 0)
-        _check_seconds("window_s", self.window_s, positive=True, infinite=True)
-        _check_seconds("backoff_s", self.backoff_s)
-        _check_seconds("max_backoff_s", self.max_backoff_s)
-        _check_seconds("jitter", self.jitter)
+        check_quantity("window_s", self.window_s, positive=True, infinite=True)
+        check_quantity("backoff_s", self.backoff_s)
+        check_quantity("max_backoff_s", self.max_backoff_s)
+        check_quantity("jitter", self.jitter)
         if self.jitter > 1:
             raise ValueError(f"jitter is a part of the delay, 0 to 1, not {self.jitter}")
         if not isinstance(self.moves, bool):
@@ -123,7 +121,7 @@ class Liveness:
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
             if value is not None:
-                _check_seconds(name, value, positive=True)
+                check_quantity(name, value, positive=True)
 
     @property
     def heartbeat_report_s(self) -> float | None:
@@ -145,18 +143,6 @@ class Liveness:
     def __str__(self) -> str:
         limits = dataclasses.asdict(self).items()
         return ", ".join(f"{name}={value:g}" for name, value in limits if value is not None)
-
-
-def _check_seconds(
-    name: str, value: object, *, positive: bool = False, infinite: bool = False
-) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} is a number, not {value!r}")
-    too_small = value <= 0 if positive else value < 0
-    # Whole numbers may overflow a float, without being infinite.
-    too_large = value > sys.float_info.max and not (infinite and value == math.inf)
-    if too_small or too_large or math.isnan(value):
-        raise ValueError(f"{name} cannot be {value}")
 
 
 NEVER = RestartPolicy(RestartWhen.NEVER)

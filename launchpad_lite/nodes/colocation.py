@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from launchpad_lite.life.policies import RestartPolicy
 from launchpad_lite.nodes.base import Node, PlanContext, Task, Work
 from launchpad_lite.nodes.python import SilentHandle
+from launchpad_lite.parts.settings import check_number
 from launchpad_lite.worker.address import Address
 from launchpad_lite.worker.runtime import NodeRuntime
 
@@ -148,11 +149,7 @@ class MultiProcessingColocation(ColocationNode):
             ValueError: The number is below 0; or as for `ColocationNode`.
         """
         super().__init__(nodes, "process")
-        what = f"num_retries_on_failure={num_retries_on_failure!r} is no number of tries"
-        if isinstance(num_retries_on_failure, bool) or not isinstance(num_retries_on_failure, int):
-            raise TypeError(what)
-        if num_retries_on_failure < 0:
-            raise ValueError(what)
+        check_number("num_retries_on_failure", num_retries_on_failure, 0)
         if num_retries_on_failure:
             # So often in all, over any time.
             self._restart = RestartPolicy(

@@ -5,12 +5,10 @@ Neither reverb nor TensorFlow, which comes with it, is imported before a node ru
 
 import importlib.util
 import logging
-import math
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,6 +17,7 @@ from launchpad_lite.nodes.base import Handle, Node, PlanContext, Task
 from launchpad_lite.nodes.python import require_callable
 from launchpad_lite.parts.arguments import name_of
 from launchpad_lite.parts.private_files import make_own_folder
+from launchpad_lite.parts.settings import check_quantity
 from launchpad_lite.worker.address import Address
 from launchpad_lite.worker.runtime import NodeRuntime
 
@@ -115,23 +114,14 @@ class ReverbNode(Node[_Client]):
                 "checkpoint_ctor is a function that returns a checkpointer, because that is made in "
                 f"the node; not {checkpoint_ctor!r}"
             )
-        minutes: object = checkpoint_time_delta_minutes
+        minutes = checkpoint_time_delta_minutes
         if minutes is not None:
-            if isinstance(minutes, bool) or not isinstance(minutes, Real):
-                raise TypeError(
-                    f"checkpoint_time_delta_minutes is a number or None, not {minutes!r}"
-                )
-            if not math.isfinite(minutes) or minutes <= 0:
-                raise ValueError(
-                    f"checkpoint_time_delta_minutes={minutes} is not finite and above 0"
-                )
+            check_quantity("checkpoint_time_delta_minutes", minutes, positive=True)
         self._named_after = name_of(priority_tables_fn)
         # Reverb's gRPC sets SO_REUSEPORT, so the port can be held for it.
         self._address = Address("reverb")
         self._own_addresses = (self._address,)
-        self._work = ReverbWork(
-            priority_tables_fn, checkpoint_ctor, checkpoint_time_delta_minutes, self._address
-        )
+        self._work = ReverbWork(priority_tables_fn, checkpoint_ctor, minutes, self._address)
 
     @property
     def reverb_address(self) -> Address:

@@ -1,6 +1,9 @@
-"""Settings as users write them: an object, or a dict of its fields; whole numbers."""
+"""Settings as users write them: an object, or a dict of its fields; numbers."""
 
+import math
+import sys
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 
@@ -43,3 +46,19 @@ def check_number(name: str, number: object, lowest: int) -> None:
         raise TypeError(f"{name} is a whole number, not {number!r}")
     if number < lowest:
         raise ValueError(f"{name} is at least {lowest}, not {number}")
+
+
+def check_quantity(
+    name: str, value: object, *, positive: bool = False, infinite: bool = False
+) -> None:
+    """Refuses what is no number (TypeError), or is below 0, 0 if `positive`, or not finite (ValueError)."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} is a number, not {value!r}")
+    too_small = value <= 0 if positive else value < 0
+    # Whole numbers may overflow a float, without being infinite; nothing holds for NaN.
+    too_large = not value <= sys.float_info.max and not (infinite and value == math.inf)
+    if too_small or too_large:
+        least = "above 0" if positive else "at least 0"
+        raise ValueError(
+            f"{name} cannot be {value}: it is {least}{'' if infinite else ' and finite'}"
+        )

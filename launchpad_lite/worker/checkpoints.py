@@ -23,7 +23,6 @@ import fcntl
 import hashlib
 import json
 import logging
-import math
 import os
 import re
 import stat
@@ -32,14 +31,13 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launchpad_lite._version import __version__
 from launchpad_lite.errors import CheckpointError
 from launchpad_lite.parts.private_files import check_own_folder, make_own_folder
-from launchpad_lite.parts.settings import check_number
+from launchpad_lite.parts.settings import check_number, check_quantity
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -98,12 +96,8 @@ class Checkpoints:
         if not os.fspath(folder):
             raise ValueError("folder cannot be empty; '.' is the current one")
         object.__setattr__(self, "folder", Path(os.fspath(folder)).absolute())
-        period_s: object = self.period_s
-        if period_s is not None:
-            if isinstance(period_s, bool) or not isinstance(period_s, Real):
-                raise TypeError(f"period_s is a number of seconds or None, not {period_s!r}")
-            if not math.isfinite(period_s) or period_s <= 0:
-                raise ValueError(f"period_s is more than 0 and finite, or None; not {period_s}")
+        if self.period_s is not None:
+            check_quantity("period_s", self.period_s, positive=True)
         check_number("keep", self.keep, 1)
 
 

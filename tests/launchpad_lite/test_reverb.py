@@ -75,10 +75,14 @@ def test_a_period_without_a_place_is_a_mistake(monkeypatch: pytest.MonkeyPatch) 
     [
         (([],), TypeError, "ReverbNode takes a class or function"),
         ((make_tables, "folder"), TypeError, "checkpoint_ctor is a function"),
-        ((make_tables, None, "1"), TypeError, "is a number or None, not '1'"),
-        ((make_tables, None, True), TypeError, "is a number or None, not True"),
-        ((make_tables, None, 0), ValueError, "checkpoint_time_delta_minutes=0 is not"),
-        ((make_tables, None, float("inf")), ValueError, "=inf is not finite"),
+        ((make_tables, None, "1"), TypeError, "is a number, not '1'"),
+        ((make_tables, None, True), TypeError, "is a number, not True"),
+        (
+            (make_tables, None, 0),
+            ValueError,
+            "checkpoint_time_delta_minutes cannot be 0: it is above 0",
+        ),
+        ((make_tables, None, float("inf")), ValueError, "cannot be inf: it is above 0 and finite"),
     ],
 )
 def test_mistakes_are_told_where_they_are_made(
