@@ -314,11 +314,9 @@ class Finish(_Message):
     result: ProgramResult
 
 
-#: Actions of the host of a node on its worker.
-WorkerAction = Start | DumpStacks | Ask | Terminate | Kill
-#: Actions of a node itself: see `NodeRuntime.obey`.
+#: Actions of a node itself: see `NodeRuntime.obey`. Its host does the others.
 Request = RequestStop | Tell | ServersEnded | ServersLost | ServersMoved
-NodeAction = WorkerAction | Request
+NodeAction = Start | DumpStacks | Ask | Terminate | Kill | Request
 Action = NodeAction | Finish
 
 _KINDS = {each.__name__: each for each in typing.get_args(Said | Answered | NodeAction)}

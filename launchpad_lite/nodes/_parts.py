@@ -184,7 +184,7 @@ class Parts(ThreadHost):
             # leaves counts when it has ended: it may be about to say that it failed.
             self._only_serves = all(part.has_ended or not part.runs for part in parts)
             if self._only_serves and not all(part.has_ended for part in parts):
-                self.outer.only_serves()  # the program need not wait for these
+                self.outer.constructed(runs=False)  # the program need not wait for these
 
     def _tell_forced(self) -> None:
         for name in (name for name, ran in self._forced.items() if ran):

@@ -229,7 +229,7 @@ class CourierWork(ClassWork):
             take_server(server)
         else:
             server.start()
-        grace_s = runtime.grace_s()
+        grace_s = max(0.0, runtime.setup.notice_s)
         try:
             serves = self.address if server.has_started else None
             with runtime.at_work(runs=runs, serves=serves):

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 
 import courier
 from launchpad_lite.nodes.base import Handle, Node, PlanContext, Task
-from launchpad_lite.worker.runtime import keep_own_client
+from launchpad_lite.worker.runtime import keep_client
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class ExternalHandle(Handle[T]):
         """Returns a client; anywhere, also without a running program."""
         client = self._make_client(self.address)
         if isinstance(client, courier.Client):
-            keep_own_client(client)
+            keep_client(client)
         return client
 
 

@@ -152,7 +152,7 @@ class FunctionWork(NamedTuple):
     def __call__(self, runtime: NodeRuntime) -> None:
         """Does it."""
         # A function may be a callable object, with a state.
-        with runtime.state.kept(self.function, runtime.leaves_well), runtime.at_work(runs=True):
+        with runtime.state.kept(self.function), runtime.at_work(runs=True):
             _finish(self.function(*self.args, **self.kwargs))
 
     def parts(self) -> Mapping[str, object]:
@@ -172,7 +172,7 @@ class ClassWork:
     def __call__(self, runtime: NodeRuntime) -> None:
         """Does it."""
         instance = self.constructor(*self.args, **self.kwargs)
-        with runtime.state.kept(instance, runtime.leaves_well):
+        with runtime.state.kept(instance):
             self._run(instance, runtime)
 
     def _run(self, instance: Any, runtime: NodeRuntime) -> None:

@@ -165,7 +165,7 @@ class ReverbWork:
         if kept is not None:
             staged = _StagedReplay(self.priority_tables_fn, self._port(), kept.folder / _STAGING)
             try:
-                with runtime.state.kept(staged, runtime.leaves_well):
+                with runtime.state.kept(staged):
                     staged.start(staged.checkpointer())
                     self._serve(runtime, runtime.state.save)
             finally:

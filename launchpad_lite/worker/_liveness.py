@@ -33,6 +33,8 @@ class SignsOfLife:
         self._reported_at = -float("inf")
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
+        #: Where the node serves, and the certificates for that.
+        self._served: tuple[str | None, courier.TlsCredentials | None] = None, None
 
     def heartbeat(self) -> None:
         self._heartbeats += 1
@@ -45,22 +47,24 @@ class SignsOfLife:
             self._report_heartbeat()
 
     def start(self, endpoint: str | None, tls: courier.TlsCredentials | None = None) -> None:
-        """Begins to report health; `endpoint` is None if the node serves nothing."""
-        if self._liveness.health_s is None:
-            return
-        self._thread = threading.Thread(
-            target=self._check, args=(endpoint, tls), name="launchpad-health", daemon=True
-        )
-        self._thread.start()
+        """Begins to report health, or goes on with another `endpoint`; None: the node serves nothing."""
+        self._served = endpoint, tls
+        if self._liveness.health_s is not None and self._thread is None:
+            self._thread = threading.Thread(
+                target=self._check,
+                args=(self._liveness.health_s,),
+                name="launchpad-health",
+                daemon=True,
+            )
+            self._thread.start()
 
     def stop(self) -> None:
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
 
-    def _check(self, endpoint: str | None, tls: courier.TlsCredentials | None) -> None:
-        assert self._liveness.health_s is not None
-        period_s = self._liveness.health_s / _SIGNS_PER_LIMIT
+    def _check(self, limit_s: float) -> None:
+        period_s = limit_s / _SIGNS_PER_LIMIT
         before: Load = []
         beats = 0
         # By its address, as other nodes, to show that they can reach it.
@@ -69,6 +73,7 @@ class SignsOfLife:
                 load, beats_before, beats = self._load(), beats, self._heartbeats
                 goes_on = beats != beats_before or not _is_stuck(before, load)
                 before = load
+                endpoint, tls = self._served
                 is_well = endpoint is None or courier.is_healthy(endpoint, period_s, tls=tls)
                 if goes_on and is_well:
                     self._report_health()

@@ -145,7 +145,7 @@ class NodeRuntime:
         self._may_go = threading.Event()  # set when the node may stop serving after its work
         #: Whether it was asked to end, and whether because of a signal or a failure.
         self.is_asked = self.is_interrupted = False
-        self.state = NodeState(setup.name, setup.checkpoints)
+        self.state = NodeState(setup.name, setup.checkpoints, self.leaves_well)
         self._servers: list[courier.Server] = []
         self._signs = SignsOfLife(
             setup.liveness,
@@ -188,17 +188,12 @@ class NodeRuntime:
         self._post(kind(self.name, self.setup.attempt, *details))
 
     def constructed(self, *, runs: bool, serves: Address | None = None) -> None:
-        """Reports that the node's object is constructed, and what `serves`, for health checks."""
-        self._note_runs(runs=runs)
-        self._signs.start(
-            None if serves is None else self.table.endpoints[serves.key], self.table.tls
-        )
+        """Reports that the object is constructed, or has nothing to run any more; begins health checks.
 
-    def only_serves(self) -> None:
-        """Reports that the node's work is done, and that it goes on serving."""
-        self._note_runs(runs=False)
-
-    def _note_runs(self, *, runs: bool) -> None:
+        They ask the server at `serves`. None: the process, which lives while it reports.
+        """
+        endpoint = None if serves is None else self.table.endpoints[serves.key]
+        self._signs.start(endpoint, self.table.tls)
         self._runs = runs
         self.say(Constructed, runs)
         if self.stop_event.is_set():
@@ -281,7 +276,7 @@ class NodeRuntime:
         self.stop_event.set()
         self._may_go.set()
         # Before calls fail: the clients of parts may be this node's.
-        for hosted in list(self._hosted):
+        for hosted in self._hosted:
             hosted.request_stop(interrupts=self.is_interrupted)
         # Its callees end, too, and do not come back.
         self.clients.do(lowlevel.stop_waiting)
@@ -290,7 +285,7 @@ class NodeRuntime:
     def prepare_force(self) -> None:
         """Prevents further saves, before the node is ended by force. For supervisors."""
         self.state.tear()
-        for hosted in list(self._hosted):
+        for hosted in self._hosted:
             hosted.prepare_force()
 
     def force(self) -> None:
@@ -301,7 +296,7 @@ class NodeRuntime:
 
     def _with_parts(self) -> Iterator["NodeRuntime"]:
         yield self
-        for hosted in list(self._hosted):
+        for hosted in self._hosted:
             yield from hosted._with_parts()
 
     def _report_stop_received(self) -> None:
@@ -322,7 +317,7 @@ class NodeRuntime:
         self._calls_end = True
         if not self._listens:
             self.clients.do(lowlevel.stop_calling)
-        for hosted in list(self._hosted):
+        for hosted in self._hosted:
             hosted.end_calls()
 
     @contextlib.contextmanager
@@ -385,9 +380,6 @@ class NodeRuntime:
 
     def wait_for_stop(self, timeout_s: float | None = None) -> bool:
         return self.listen().wait(timeout_s)
-
-    def grace_s(self) -> float:
-        return max(0.0, self.setup.notice_s)
 
     def make_server(
         self, address: Address, obj: object, *, hidden: Collection[str] = (), **options: Any
@@ -499,17 +491,11 @@ def _is_stopping() -> bool:
         return bool(_active) and all(runtime.is_asked for runtime in _active)
 
 
-def keep_client(client: "courier.Client", table: AddressTable) -> None:
-    """Makes a client end with the running node, or else with the program."""
-    runtime = _current.get()
-    (table.clients if runtime is None else runtime.clients).keep(client)
-
-
-def keep_own_client(client: "courier.Client") -> None:
-    """Makes a client of an outside service end with the running node, if there is one."""
-    runtime = _current.get()
-    if runtime is not None:
-        runtime.clients.keep(client)
+def keep_client(client: "courier.Client", table: AddressTable | None = None) -> None:
+    """Makes a client end with the running node, or else with the program of the table, if any."""
+    owner = _current.get() or table
+    if owner is not None:
+        owner.clients.keep(client)
 
 
 def current_runtime(*, any_node: bool = False) -> NodeRuntime:

@@ -13,15 +13,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from courier.lowlevel import signature_of
 from launchpad_lite.parts.arguments import name_of
 from launchpad_lite.parts.threads import start_thread
 from launchpad_lite.process.forcing import ForcedExit
-
-if TYPE_CHECKING:
-    from launchpad_lite.worker.checkpoints import CheckpointStore
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -42,19 +39,25 @@ class NodeCheckpoints(NamedTuple):
         return self._replace(folder=folder, required=False)
 
 
-def _store_of(checkpoints: NodeCheckpoints) -> "CheckpointStore":
-    from launchpad_lite.worker.checkpoints import CheckpointStore
-
-    return CheckpointStore(checkpoints.folder, checkpoints.keep)
-
-
 class NodeState:
     """Saves and restores the object of one node, if `checkpoints` say so. Thread-safe."""
 
-    def __init__(self, node: str, checkpoints: NodeCheckpoints | None) -> None:
+    def __init__(
+        self,
+        node: str,
+        checkpoints: NodeCheckpoints | None,
+        leaves_well: Callable[[BaseException], bool],
+    ) -> None:
+        """Keeps the state of a node; `leaves_well` says whether an exception leaves it whole."""
         self._node = node
         self._checkpoints = checkpoints
-        self._store = None if checkpoints is None else _store_of(checkpoints)
+        self._leaves_well = leaves_well
+        store = None
+        if checkpoints is not None:
+            from launchpad_lite.worker.checkpoints import CheckpointStore
+
+            store = CheckpointStore(checkpoints.folder, checkpoints.keep)
+        self._store = store
         self._write: Callable[[Path], object] | None = None
         self._node_ended = threading.Event()
         #: Whether the node's code calls `checkpoint_here`, and whether the period is over.
@@ -113,39 +116,27 @@ class NodeState:
         self._is_torn = True
 
     @contextlib.contextmanager
-    def kept(
-        self, instance: object, leaves_well: Callable[[BaseException], bool]
-    ) -> Iterator[None]:
-        """Restores a new object, saves it on a period, and when the block ends well.
-
-        Also when it ends by an exception that leaves the state whole, as `leaves_well` tells.
-        """
+    def kept(self, instance: object) -> Iterator[None]:
+        """Restores a new object, saves it on a period, and when the block leaves its state whole."""
         self._restore(instance)
+        saver, is_whole = None, True
+        period_s = None if self._checkpoints is None else self._checkpoints.period_s
+        if self._write is not None and period_s is not None:
+            saver = start_thread(self._save_on_period, period_s, name="launchpad-checkpoints")
         try:
-            with self._saved_on_period():
-                yield
+            yield
         except BaseException as error:
-            if leaves_well(error):
-                self.save()
+            is_whole = self._leaves_well(error)
             raise
-        else:
-            self.save()
-
-    @contextlib.contextmanager
-    def _saved_on_period(self) -> Iterator[None]:
-        if self._write is None or self._checkpoints is None or self._checkpoints.period_s is None:
-            yield
-            return
-        saver = start_thread(self._save_on_period, name="launchpad-checkpoints")
-        try:
-            yield
         finally:
             self._node_ended.set()
-            saver.join()
+            if saver is not None:
+                saver.join()
+            if is_whole:
+                self.save()
 
-    def _save_on_period(self) -> None:
-        assert self._checkpoints is not None
-        while not self._node_ended.wait(self._checkpoints.period_s):
+    def _save_on_period(self, period_s: float) -> None:
+        while not self._node_ended.wait(period_s):
             if self._has_points:
                 self._is_due = True
                 continue

@@ -138,3 +138,13 @@ def test_a_node_that_was_asked_while_it_was_constructed_tells_again_whether_it_l
         assert said[-1] == StopReceived("node[0]", 0, listens=False)
         assert lp.stop_event().is_set()
         assert said[-1] == StopReceived("node[0]", 0, listens=True)
+
+
+def test_the_health_of_a_node_that_reports_its_object_twice_is_checked_by_one_thread() -> None:
+    setup = NodeSetup("program", "node", 0, liveness=lp.Liveness(health_s=60))
+    runtime = NodeRuntime(setup, AddressTable({}, courier.Secret.generate()), lambda _: None)
+    with runtime.active():
+        runtime.constructed(runs=True)
+        with runtime.at_work(runs=True):
+            names = [each.name for each in threading.enumerate()]
+            assert names.count("launchpad-health") == 1
