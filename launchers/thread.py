@@ -108,7 +108,7 @@ class _ThisProcess(ThreadHost):
         setup = executable.setup(self._plan.program, start.attempt, self._notice_s)
         runtime = NodeRuntime(setup._replace(host=self.name), self._table, self._program.post)
         self._ports.lend(start.node)
-        return NodeThread(runtime, lambda: run_node(executable.work, runtime))
+        return NodeThread(runtime, lambda: run_node(executable.work.thaw, runtime))
 
     def host_of(self, node: str) -> str:  # noqa: ARG002 - all are here
         return self.name

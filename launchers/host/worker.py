@@ -221,7 +221,7 @@ def run_worker(data: bytes, control_fd: int, stacks_fd: int) -> int:
         sys.stderr.write(report.traceback)
         return 1
     with runtime.active():
-        failed = run_node(_WithFlags(payload), runtime)
+        failed = run_node(functools.partial(_thaw, payload), runtime)
     if failed:
         sys.stderr.write(failed)
         return 1
@@ -259,20 +259,15 @@ def _explain_lingering() -> None:
         timer.start()
 
 
-class _WithFlags:
+def _thaw(payload: Payload) -> Work:
     """Loads the work, which imports the user's modules, then gives their flags values."""
-
-    def __init__(self, payload: Payload) -> None:
-        self._payload = payload
-
-    def thaw(self) -> Work:
-        flags = self._payload.flags.prepare()
-        work = self._payload.work.thaw()
-        flags.apply()
-        if self._payload.own_flags or loaded_flags() is not None:
-            # Flags that neither the script nor the user's modules define stay in sys.argv.
-            parse_known([sys.argv[0], *self._payload.own_flags])
-        return work
+    flags = payload.flags.prepare()
+    work = payload.work.thaw()
+    flags.apply()
+    if payload.own_flags or loaded_flags() is not None:
+        # Flags that neither the script nor the user's modules define stay in sys.argv.
+        parse_known([sys.argv[0], *payload.own_flags])
+    return work
 
 
 def leave(code: int) -> NoReturn:

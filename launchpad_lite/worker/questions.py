@@ -1,11 +1,11 @@
 """What a supervisor can ask a node, and the answers."""
 
-import importlib
 import os
+import pkgutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Set as AbstractSet
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from courier.lowlevel import call_records
@@ -23,8 +23,6 @@ QUESTIONS = {
     "profile": "launchpad_lite.worker.questions:_profile",
     "trace": "launchpad_lite.worker.questions:_trace",
 }
-#: Those that may take long, so a thread of their own answers: a stop does not wait for them.
-LONG: AbstractSet[str] = frozenset(("calls", "debug", "numbers", "profile", "trace"))
 _TRACE_S = 1.0  # seconds between two answers for a trace of a whole run
 _MOST_CALLS = 1000  # of an answer, unless seconds are asked for
 
@@ -39,16 +37,15 @@ def answer(
 
     def run() -> None:
         try:
-            module, _, name = QUESTIONS[ask.question].partition(":")
-            value = getattr(importlib.import_module(module), name)(runtime, idents, ask.argument)
+            value = pkgutil.resolve_name(QUESTIONS[ask.question])(runtime, idents, ask.argument)
         except Exception as error:  # noqa: BLE001 - whoever asked reports it
             value = {"error": f"{type(error).__name__}: {error}"}
         post(Answered(ask.node, ask.number, value))
 
-    if ask.question in LONG:
-        threading.Thread(target=run, name=f"launchpad-{ask.question}", daemon=True).start()
-    else:
+    if ask.question == "look":
         run()
+    else:  # it may take long, and a stop does not wait for it
+        threading.Thread(target=run, name=f"launchpad-{ask.question}", daemon=True).start()
 
 
 def _look(runtime: NodeRuntime, idents: Collection[int] | None, argument: object) -> Any:  # noqa: ARG001

@@ -1,7 +1,7 @@
 """The work of every worker, in threads and processes."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from courier import ExceptionReport
 from launchpad_lite.life.events import Failing
@@ -17,20 +17,14 @@ _TELLING_S = 2.0  # seconds that code of an exception has to describe and pickle
 _OBJECT_BYTES = 1 << 20
 
 
-class Thawable(Protocol):
-    """Returns the work of a node once its addresses are known, as `FrozenWork`."""
-
-    def thaw(self) -> "Work": ...
-
-
-def run_node(work: Thawable, runtime: NodeRuntime) -> str:
+def run_node(thaw: "Callable[[], Work]", runtime: NodeRuntime) -> str:
     """Runs a node in this thread, where its runtime is active; returns the trace of a failure."""
     if runtime.stop_event.is_set():
         return ""  # asked to end before it began
     try:
         with importing(runtime.name):
-            task = work.thaw()
-        task(runtime)
+            work = thaw()
+        work(runtime)
     except BaseException as error:  # noqa: BLE001 - the supervisor reports it
         if runtime.leaves_in_order(error):
             runtime.note_cut_short(error)
