@@ -80,21 +80,16 @@ def _tell_of_error(kind: type[BaseException], error: BaseException, tb: Any) -> 
 
 
 def _wait_at_exit() -> None:
-    _begin_to_wait()
-    for program in _uncollected:
-        program.join()
-
-
-def _begin_to_wait() -> None:
-    """Ends programs of prompts and tests with these; says why a script does not end by itself."""
-    running = [program for program in _uncollected if program.result is None]
-    for program in running:
+    """Ends programs of prompts and tests, waits for others, and says why these do not end."""
+    for program in [each for each in _uncollected if each.result is None]:
         program.before_wait()
         if program.ends_with_script or is_interactive():
             program.request_stop("the interpreter exits")
         elif not program.join(_SOON_S) and _only_serves(program):
             text = f"launchpad: the nodes of {program.plan.program!r} only serve; Ctrl-C stops them"
             print(text, file=sys.stderr)  # noqa: T201 - the script is over
+    for program in _uncollected:
+        program.join()
 
 
 def _only_serves(program: "RunningProgram") -> bool:
@@ -113,9 +108,9 @@ def _exit_as_programs_ended() -> None:
     left = any(thread.is_alive() for thread in _left_behind)
     # The script's own end is known only in part; programs that it has waited for tell more.
     results = [each.result for each in _uncollected if left or not each.collected]
-    failed = [program for program in _uncollected if not program.collected and _failed(program)]
-    for program in failed:
-        print(f"\n{program.failure()}", file=sys.stderr)  # noqa: T201 - the script's last words
+    for program in _uncollected:
+        if not program.collected and _failed(program):
+            print(f"\n{program.failure()}", file=sys.stderr)  # noqa: T201 - the script's last words
     codes = [result.exit_code for result in results if result is not None]
     code = max(codes, default=0)
     if left and not code:
@@ -151,7 +146,8 @@ def _wait_when_the_script_ends() -> None:
     if monitoring.get_tool(tool) is not None:
         return  # this script is watched already
     monitoring.use_tool_id(tool, "launchpad_lite")
-    script = _outermost_code()
+    *_, (outermost, _) = traceback.walk_stack(sys._getframe())
+    script = outermost.f_code
 
     def wait(code: CodeType, offset: int, value: object) -> None:  # noqa: ARG001
         if code is not script:
@@ -183,10 +179,3 @@ def _wait_after_the_traceback() -> None:
         _wait_at_exit()
 
     sys.excepthook = tell_and_wait
-
-
-def _outermost_code() -> CodeType:
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-    return frame.f_code

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import CoroutineType, FrameType
 from typing import Any
@@ -65,8 +65,16 @@ os.register_at_fork(after_in_child=_survive_fork)
 
 
 def describe_threads(idents: Collection[int] | None = None) -> str:
-    """Returns the stacks of threads, and of tasks of their loops; None: all but this thread."""
-    return _describe((name, stack) for _, name, stack in walk_threads(idents))
+    """Returns the stacks of threads, and of tasks of their loops; None: all but this thread.
+
+    Only those that run user code are shown; threads at the same place share an entry.
+    """
+    names: dict[str, list[str]] = {}
+    for _, name, stack in walk_threads(idents):
+        if text := "".join(_lines(stack)).rstrip():
+            names.setdefault(text, []).append(name)
+    parts = [f"{named(sorted(found), _MAX_NAMED)}:\n{text}" for text, found in names.items()]
+    return "\n\n".join(parts) or "no user code runs"
 
 
 def walk_threads(idents: Collection[int] | None) -> Iterator[tuple[int | None, str, Stack]]:
@@ -117,16 +125,6 @@ def _awaited(coroutine: Any) -> Iterator[tuple[FrameType, int]]:
             is_wrapper = type(coroutine).__name__ in ("AioCall", "coroutine_wrapper")
             inner = gc.get_referents(coroutine) if is_wrapper else ()
             coroutine = next((each for each in inner if type(each) is CoroutineType), None)
-
-
-def _describe(stacks: Iterable[tuple[str, Stack]]) -> str:
-    """Returns the stacks of those that run user code; threads at the same place share an entry."""
-    names: dict[str, list[str]] = {}
-    for name, stack in stacks:
-        if text := "".join(_lines(stack)).rstrip():
-            names.setdefault(text, []).append(name)
-    parts = [f"{named(sorted(found), _MAX_NAMED)}:\n{text}" for text, found in names.items()]
-    return "\n\n".join(parts) or "no user code runs"
 
 
 def _lines(stack: Stack) -> Iterator[str]:
