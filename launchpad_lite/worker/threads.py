@@ -89,9 +89,7 @@ class ThreadHost(abc.ABC):
         self._post = post
         self._handlers_s = handlers_s
         self.nodes: dict[str, NodeThread] = {}  # by name; only the last start of each
-        self._threads: list[threading.Thread] = []
-        self._stacks: dict[str, str] = {}
-        self._calls: dict[str, str] = {}
+        self._seen: dict[str, tuple[str, str]] = {}  # stacks and last calls of nodes, as asked for
 
     @abc.abstractmethod
     def make(self, start: Start) -> NodeThread:
@@ -103,8 +101,8 @@ class ThreadHost(abc.ABC):
                 self._start(action)
             case DumpStacks():
                 asked = self.nodes[action.node]
-                self._stacks[action.node] = describe_threads(asked.threads())
-                self._calls[action.node] = asked.runtime.last_calls()
+                stacks = describe_threads(asked.threads())
+                self._seen[action.node] = stacks, asked.runtime.last_calls()
             case Terminate() | Kill():
                 self.nodes[action.node].force()
             case ServersLost() | ServersMoved() | Ask():
@@ -115,17 +113,13 @@ class ThreadHost(abc.ABC):
 
     def _start(self, start: Start) -> None:
         node = self.nodes[start.node] = self.make(start)
-        self._stacks.pop(start.node, None)
-        self._calls.pop(start.node, None)
-        self._threads = [each for each in self._threads if each.is_alive()]
+        self._seen.pop(start.node, None)
         try:
-            thread = start_thread(self._look_after, node, start, name=f"launchpad-{start.node}")
+            start_thread(self._look_after, node, start, name=f"launchpad-{start.node}")
         except RuntimeError as error:  # the system gives no more
             text = f"it cannot be started: {error}{advice_on(error)}"
             failure = NodeFailure(start.node, self.name, text)
             self._post(Ended(start.node, start.attempt, failure))
-        else:
-            self._threads.append(thread)
 
     def _look_after(self, node: NodeThread, start: Start) -> None:
         failure = None
@@ -134,11 +128,11 @@ class ThreadHost(abc.ABC):
         except BaseException as error:  # noqa: BLE001 - the supervisor would wait for ever
             report = ExceptionReport.of(error)
             failure = NodeFailure.of_exception(start.node, self.name, report)
-        said = self._stacks.get(start.node, ""), self._calls.get(start.node, "")
-        self._post(Ended(start.node, start.attempt, failure, *said))
+        stacks, calls = self._seen.get(start.node, ("", ""))
+        self._post(Ended(start.node, start.attempt, failure, stacks, calls))
 
     def stacks(self) -> dict[str, str]:
-        return dict(self._stacks)
+        return {name: stacks for name, (stacks, _) in self._seen.items()}
 
     def close(self) -> None:
         """Ends running nodes, or leaves them behind."""
@@ -147,6 +141,3 @@ class ThreadHost(abc.ABC):
                 node.force()
                 node.leave_behind()
                 settle()
-        for thread in self._threads:
-            if not thread.is_alive():
-                thread.join()
