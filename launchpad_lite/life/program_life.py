@@ -297,30 +297,27 @@ class ProgramLife:
                 return self._note_of_node(node, event, now)
 
     def _note_of_node(self, node: _NodeLife, event: NodeEvent, now: float) -> list[Action]:
-        liveness = node.terms.liveness
         match event:
             case Placed():
                 node.worker.signs.pop("startup", None)
                 if event.is_there:
-                    self._expect(node, "startup", liveness.startup_s, now)
+                    self._expect(node, "startup", now)
             case Constructed():
                 self._count(node, -1)
                 node.runs, node.worker.constructed = event.runs, True
                 self._had_work = self._had_work or event.runs
                 self._count(node, 1)
                 node.worker.signs.pop("startup", None)
-                self._expect(node, "health", liveness.health_s, now)
-                self._expect(node, "heartbeat", liveness.heartbeat_deadline_s, now)
+                self._expect(node, "health", now)
+                self._expect(node, "heartbeat", now)
                 return self._stop_if_idle(now)
             case Healthy():
-                self._expect(node, "health", liveness.health_s, now)
+                self._expect(node, "health", now)
             case Heartbeat():
-                self._expect(node, "heartbeat", liveness.heartbeat_deadline_s, now)
+                self._expect(node, "heartbeat", now)
             case Debugged():
-                limits = (liveness.startup_s, liveness.health_s, liveness.heartbeat_deadline_s)
-                for sign, limit_s in zip(("startup", "health", "heartbeat"), limits, strict=True):
-                    if sign in node.worker.signs:
-                        self._expect(node, sign, limit_s, now)
+                for sign in list(node.worker.signs):
+                    self._expect(node, sign, now)
             case StopReceived():
                 hold, limit = node.hold, now + self._timing.unaware_s
                 hold.ignores_stop = not event.listens
@@ -614,7 +611,7 @@ class ProgramLife:
         if node.stage is _NodeStage.WAITING:
             self._enter(node, _NodeStage.UP)
             node.worker.started_at, node.hold = now, _Hold()
-            self._expect(node, "startup", node.terms.liveness.startup_s, now)
+            self._expect(node, "startup", now)
             return [Start(node.name, node.attempt, node.past.cause)]
         if node.stage is _NodeStage.UP and self.stopping:
             # If the notice is over already, ask nodes before ending them by force.
@@ -696,7 +693,14 @@ class ProgramLife:
         self._at_work += by * (has_work and not node.ended)
         self._left += by * (not node.ended)
 
-    def _expect(self, node: _NodeLife, sign: str, limit_s: float | None, now: float) -> None:
+    def _expect(self, node: _NodeLife, sign: str, now: float) -> None:
+        """Begins to wait for the next sign of life, if it has a limit."""
+        liveness = node.terms.liveness
+        limit_s = {
+            "startup": liveness.startup_s,
+            "health": liveness.health_s,
+            "heartbeat": liveness.heartbeat_deadline_s,
+        }[sign]
         # While all stop, other nodes may not be there any more to keep a node's code going. The
         # constructor has a limit of its own.
         due = node.worker.constructed or sign == "startup"

@@ -169,11 +169,8 @@ def gathered(failures: Iterable[NodeFailure]) -> list[list[NodeFailure]]:
 
 def headline(group: Sequence[NodeFailure]) -> str:
     """Returns one line for people, for failures that belong together."""
-    first, *others = group
-    if not others:
-        return first.headline()
     nodes = named([each.node for each in group], _MAX_NAMED)
-    return f"{nodes} on {first.host} failed: {first.summary}"
+    return f"{nodes} on {group[0].host} failed: {group[0].summary}"
 
 
 def named(names: Sequence[str], most: int) -> str:

@@ -59,7 +59,7 @@ class Handle(abc.ABC, Generic[T_co]):
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Handle[T_co]":
-        copied = object.__new__(type(self))
+        copied = copy.copy(self)
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
 
