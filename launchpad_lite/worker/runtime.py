@@ -11,6 +11,7 @@ import contextvars
 import dataclasses
 import hashlib
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -43,7 +44,6 @@ from launchpad_lite.life.result import CONSEQUENCES, MOST_CALLS, NodeFailure
 from launchpad_lite.parts.arguments import one_of
 from launchpad_lite.process.forcing import ForcedExit, Forcing
 from launchpad_lite.process.stop_handlers import STOP_HANDLERS, StopHandler, StopHandlers
-from launchpad_lite.process.thread_errors import tell_shortly
 from launchpad_lite.worker._clients import Clients
 from launchpad_lite.worker._liveness import SignsOfLife
 from launchpad_lite.worker.address import Address, AddressTable, enter_table
@@ -446,7 +446,7 @@ class NodeRuntime:
         """Makes this the runtime of the current thread in a block."""
         token, scope = _current.set(self), lowlevel.call_records.SCOPE.set(self._calls)
         enter_table(self.table)
-        tell_shortly(_is_stopping)
+        _shorten_errors_of_threads()
         with _active_lock:
             _active.append(self)
         try:
@@ -486,9 +486,26 @@ _active: list[NodeRuntime] = []
 _active_lock = threading.Lock()
 
 
-def _is_stopping() -> bool:
-    with _active_lock:
-        return bool(_active) and all(runtime.is_asked for runtime in _active)
+def _shorten_errors_of_threads() -> None:
+    """Makes threads that a cancelled call has ended at the stop tell that in one line."""
+    before = threading.excepthook
+    if getattr(before, "is_ours", False):
+        return
+
+    def tell(failure: threading.ExceptHookArgs) -> None:
+        kind = failure.exc_type
+        with _active_lock:
+            is_stopping = bool(_active) and all(runtime.is_asked for runtime in _active)
+        cancelled = issubclass(kind, courier.CallCancelledError)
+        if not cancelled and not (issubclass(kind, CONSEQUENCES) and is_stopping):
+            before(failure)
+            return
+        name = "a thread" if failure.thread is None else failure.thread.name
+        text = f"{name} has ended: {kind.__name__}: {failure.exc_value}"
+        print(text, file=sys.stderr)  # noqa: T201 - as Python does
+
+    tell.is_ours = True  # type: ignore[attr-defined]
+    threading.excepthook = tell
 
 
 def keep_client(client: "courier.Client", table: AddressTable | None = None) -> None:
