@@ -1,6 +1,6 @@
 """The order in which nodes stop: callers before their callees. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 Calls = Mapping[str, Sequence[str]]
 
@@ -15,8 +15,7 @@ class StopOrder:
         self.callers: dict[str, list[str]] = {name: [] for name in calls}
         self.waves = 0  # the number of steps of the stop
         wave: dict[str, int] = {}
-        # Callees come before their callers here; the waves are counted the other way.
-        for circle in reversed(list(_circles(calls))):
+        for circle in _circles(calls):
             own = max((wave.get(member, 0) for member in circle), default=0)
             self.waves = max(self.waves, own + 1)
             # All its callers are done.
@@ -46,34 +45,30 @@ class StopOrder:
 
 
 def _circles(calls: Calls) -> Iterator[set[str]]:
-    """Yields the strongly connected components, callees before their callers."""
-    # Tarjan's algorithm, without recursion: a chain of calls may be long.
-    number: dict[str, int] = {}
-    lowest: dict[str, int] = {}
-    closed: set[str] = set()
-    open_nodes: list[str] = []
-    for start in calls:
-        path: list[tuple[str, Iterator[str]]] = []
-        entered: str | None = start if start not in number else None
-        while path or entered is not None:
-            if entered is not None:
-                number[entered] = lowest[entered] = len(number)
-                open_nodes.append(entered)
-                path.append((entered, iter(calls[entered])))
-            name, callees = path[-1]
-            entered = next((each for each in callees if each not in closed), None)
-            if entered is not None:
-                if entered in number:  # it calls back into its own circle
-                    lowest[name] = min(lowest[name], number[entered])
-                    entered = None
-                continue
-            path.pop()
-            if path:
-                caller = path[-1][0]
-                lowest[caller] = min(lowest[caller], lowest[name])
-            if lowest[name] == number[name]:
-                circle = {open_nodes.pop()}
-                while name not in circle:
-                    circle.add(open_nodes.pop())
-                closed |= circle
-                yield circle
+    """Yields the strongly connected components, callers before their callees."""
+    # Kosaraju's algorithm: what is left last reaches all of its circle, which also reaches it.
+    left = [name for walk in _walks(calls, calls) for name in walk]
+    callers: dict[str, list[str]] = {name: [] for name in calls}
+    for name, callees in calls.items():
+        for callee in callees:
+            callers[callee].append(name)
+    return map(set, _walks(callers, reversed(left)))
+
+
+def _walks(calls: Calls, starts: Iterable[str]) -> Iterator[list[str]]:
+    """Yields what each start reaches, and no earlier one did, in the order in which it is left."""
+    seen: set[str] = set()
+    for start in starts:
+        walk: list[str] = []
+        # No recursion: a chain of calls may be long.
+        path = [(start, iter(calls[start]))] if start not in seen else []
+        seen.add(start)
+        while path:
+            _, callees = path[-1]
+            following = next((each for each in callees if each not in seen), None)
+            if following is None:
+                walk.append(path.pop()[0])
+            else:
+                seen.add(following)
+                path.append((following, iter(calls[following])))
+        yield walk
