@@ -193,17 +193,14 @@ class CheckpointStore:
         import shutil
 
         old = self._folder / name
-
-        def check() -> None:
-            if damage := _damage(old, thoroughly=True):
-                known = ", ".join(each.name for each in self.versions())
-                raise CheckpointError(f"{old}: {damage}. There are: {known or 'none'}")
+        if damage := _damage(old, thoroughly=True):
+            known = ", ".join(each.name for each in self.versions())
+            raise CheckpointError(f"{old}: {damage}. There are: {known or 'none'}")
 
         def write(state: Path) -> None:
-            check()  # a running node may have removed it
-            shutil.copytree(old / _STATE, state, symlinks=True, dirs_exist_ok=True)
+            with self._explained("copied"):  # a running node may have removed it
+                shutil.copytree(old / _STATE, state, symlinks=True, dirs_exist_ok=True)
 
-        check()  # first: to save makes a folder
         return CheckpointStore(self._folder, keep=sys.maxsize).save(write).parent
 
     def discard_incomplete(self) -> None:
