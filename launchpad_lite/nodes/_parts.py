@@ -93,14 +93,10 @@ class Parts(ThreadHost):
         #: Whether the whole was reported as constructed, as running, and as only serving.
         self._is_constructed = self._had_work = self._only_serves = False
 
-    @property
-    def runtimes(self) -> list[NodeRuntime]:
-        """The life of the parts."""
-        return [part.runtime for part in self._parts.values()]
-
     def run(self, *, until_first: bool) -> None:
         """Runs all to their end, or to the first failure or, if wanted, the first end."""
-        with self._at_work:
+        runtimes = [part.runtime for part in self._parts.values()]
+        with self.outer.hosting(runtimes), self._at_work:
             try:
                 result = self._supervise(until_first)
             except BaseException:

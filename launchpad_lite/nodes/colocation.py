@@ -178,9 +178,7 @@ class ColocatedWork:
         """Does it."""
         from launchpad_lite.nodes._parts import Parts
 
-        parts = Parts(runtime, self.inner)
-        with runtime.hosting(parts.runtimes):
-            parts.run(until_first=self.first_ends)
+        Parts(runtime, self.inner).run(until_first=self.first_ends)
 
     def parts(self) -> Mapping[str, object]:
         """Returns the users' objects in the inner nodes, by names for messages."""

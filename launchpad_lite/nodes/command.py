@@ -88,12 +88,6 @@ class EndpointHandle(Handle[Endpoint]):
         self._description = node.description
         self._waits = True
 
-    def without_waiting(self) -> "EndpointHandle":
-        """Returns a handle that dereferences at once, whether the command is ready or not."""
-        twin = copy.copy(self)
-        twin._waits = False
-        return twin
-
     def dereference(self) -> Endpoint:
         """Waits until the command is ready; returns where it listens.
 
@@ -128,7 +122,9 @@ def _without_waiting(handle: Handle[Any]) -> Handle[Any]:
         handle = handle.target
     # Two commands may use each other.
     if isinstance(handle, EndpointHandle):
-        return handle.without_waiting()
+        twin = copy.copy(handle)
+        twin._waits = False
+        return twin
     if isinstance(handle, ExternalHandle):
         return handle.with_client(Endpoint)
     return handle
@@ -362,7 +358,8 @@ class _Command:
             if pattern is not None:
                 assert self._process.stdout is not None
                 self._output = _CommandOutput(self._process.stdout, re.compile(pattern))
-            runtime.end_with_node(self._end_rest)
+            # For a thread that was forced out of ending it.
+            runtime.end_with_node(lambda: self._has_ended or self._end(0.0))
 
     def _start(
         self, env: Mapping[str, str], cwd: str | None, *, has_output: bool
@@ -493,11 +490,6 @@ class _Command:
         if self._output is not None:
             self._output.finish()
         self._has_ended = True
-
-    def _end_rest(self) -> None:
-        """Ends it for a thread that was forced out of doing so."""
-        if not self._has_ended:
-            self._end(0.0)
 
 
 class _CommandOutput:

@@ -264,13 +264,12 @@ def describe_flags() -> str:
         if module.startswith("absl."):
             continue
         title = f"flags of {'launchpad_lite' if module == __name__ else module}"
-        lines = [f"  --{flag.name}={_default(flag)}\n      {flag.help}" for flag in found]
-        parts.append("\n".join([f"{title}:", *lines]))
+        lines = [f"{title}:"]
+        for flag in found:
+            default = flag.flag_type().upper() if flag.default is None else flag.default
+            lines.append(f"  --{flag.name}={default}\n      {flag.help}")
+        parts.append("\n".join(lines))
     return "\n\n".join(parts)
-
-
-def _default(flag: Any) -> str:
-    return flag.flag_type().upper() if flag.default is None else str(flag.default)
 
 
 def given_or_flag(
