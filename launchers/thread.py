@@ -142,7 +142,7 @@ class _ThisProcess(ThreadHost):
     def _look(self, nodes: Mapping[str, NodeThread]) -> Mapping[str, Looked]:
         doing = watch_threads()
         with frames_of_threads() as frames:  # once for all nodes
-            found = {name: node.look(doing) for name, node in nodes.items()}
+            found = {name: node.runtime.look(doing, node.threads()) for name, node in nodes.items()}
             own = {threading.get_ident()}.union(*(node.threads() for node in nodes.values()))
             others = frames.keys() - own
         rest = f"other threads of process {os.getpid()}"

@@ -359,7 +359,7 @@ class _Command:
                 assert self._process.stdout is not None
                 self._output = _CommandOutput(self._process.stdout, re.compile(pattern))
             # For a thread that was forced out of ending it.
-            runtime.end_with_node(lambda: self._has_ended or self._end(0.0))
+            runtime.end_with_node(functools.partial(self._end, 0.0))
 
     def _start(
         self, env: Mapping[str, str], cwd: str | None, *, has_output: bool
@@ -475,6 +475,8 @@ class _Command:
                 os.kill(pid, signum)
 
     def _end(self, grace_s: float) -> None:
+        if self._has_ended:
+            return
         if self._is_alive():
             if grace_s and not self._was_asked:
                 self._ask()

@@ -284,9 +284,8 @@ class NodeRuntime:
 
     def prepare_force(self) -> None:
         """Prevents further saves, before the node is ended by force. For supervisors."""
-        self.state.tear()
-        for hosted in self._hosted:
-            hosted.prepare_force()
+        for runtime in self._with_parts():
+            runtime.state.tear()
 
     def force(self) -> None:
         """Ends the node's thread at its next step of Python code. For supervisors of threads."""
@@ -314,11 +313,10 @@ class NodeRuntime:
         Code that checks for it may go on to call, to hand in its results. Other code would go on
         for ever, as `while True: learner.step()` does.
         """
-        self._calls_end = True
-        if not self._listens:
-            self.clients.do(lowlevel.stop_calling)
-        for hosted in self._hosted:
-            hosted.end_calls()
+        for runtime in self._with_parts():
+            runtime._calls_end = True
+            if not runtime._listens:
+                runtime.clients.do(lowlevel.stop_calling)
 
     @contextlib.contextmanager
     def hosting(self, runtimes: Iterable["NodeRuntime"]) -> Iterator[None]:

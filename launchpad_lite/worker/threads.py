@@ -4,7 +4,7 @@ import abc
 import contextlib
 import contextvars
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from courier import ExceptionReport
 from launchpad_lite.life.events import (
@@ -13,7 +13,6 @@ from launchpad_lite.life.events import (
     Ended,
     Event,
     Kill,
-    Looked,
     NodeAction,
     ServersLost,
     ServersMoved,
@@ -76,9 +75,6 @@ class NodeThread:
         """Lets the interpreter exit while the node's code runs."""
         assert self._runner is not None
         leave_behind(self._runner)
-
-    def look(self, doing: Mapping[int, str]) -> Looked:
-        return self.runtime.look(doing, self.threads())
 
 
 class ThreadHost(abc.ABC):
