@@ -90,8 +90,6 @@ class Parts(ThreadHost):
         self._at_work = contextlib.ExitStack()
         #: Parts that were ended by force, and whether their code ran then.
         self._forced: dict[str, bool] = {}
-        #: Whether the whole was reported as constructed, as running, and as only serving.
-        self._is_constructed = self._had_work = self._only_serves = False
 
     def run(self, *, until_first: bool) -> None:
         """Runs all to their end, or to the first failure or, if wanted, the first end."""
@@ -170,16 +168,14 @@ class Parts(ThreadHost):
                 self.outer.listen()
         if self._life.stopping:
             self._at_work.close()
-        elif not self._is_constructed:
+        elif self.outer.runs is None:
             if all(part.runs is not None or part.has_ended for part in parts):
-                self._is_constructed = True
-                self._had_work = any(part.runs for part in parts)
-                self._at_work.enter_context(self.outer.at_work(runs=self._had_work))
-        elif self._had_work and not self._only_serves:
+                runs = any(part.runs for part in parts)
+                self._at_work.enter_context(self.outer.at_work(runs=runs))
+        elif self.outer.runs and not all(part.has_ended for part in parts):
             # A part that runs may become one that serves, as a colocation in this one. A part that
             # leaves counts when it has ended: it may be about to say that it failed.
-            self._only_serves = all(part.has_ended or not part.runs for part in parts)
-            if self._only_serves and not all(part.has_ended for part in parts):
+            if all(part.has_ended or not part.runs for part in parts):
                 self.outer.constructed(runs=False)  # the program need not wait for these
 
     def _tell_forced(self) -> None:

@@ -153,7 +153,8 @@ class NodeRuntime:
             lambda: self.say(Heartbeat),
             lambda: [server.handlers.load() for server in self._all_servers()],
         )
-        self._runs: bool | None = None  # None until the node's object is constructed
+        #: Whether its object has something to run; None until that is constructed.
+        self.runs: bool | None = None
         #: Whether the node's code has checked for the stop, and so will notice it.
         self._listens = False
         self._hearing = threading.Lock()
@@ -194,7 +195,7 @@ class NodeRuntime:
         """
         endpoint = None if serves is None else self.table.endpoints[serves.key]
         self._signs.start(endpoint, self.table.tls)
-        self._runs = runs
+        self.runs = runs
         self.say(Constructed, runs)
         if self.stop_event.is_set():
             self._report_stop_received()  # earlier reports are out of date
@@ -301,7 +302,7 @@ class NodeRuntime:
     def _report_stop_received(self) -> None:
         with self._hearing:  # so that the last report is right
             # A node that is being constructed, or only serves, has no code that could check.
-            self.say(StopReceived, self._listens or not self._runs)
+            self.say(StopReceived, self._listens or not self.runs)
 
     def let_go(self) -> None:
         """Lets a node that has done its work stop serving; while all stop, the request to end does that."""
