@@ -486,6 +486,9 @@ STORIES = {
             (STOP, [RequestStop("b")]),
         ],
     ),
+    "one that only serves, and was restarted before it did, never ends by itself": Story(
+        [RESTARTS], [(broke("a"), [Start("a", 1)]), (Constructed("a", 1, False), []), (1e6, [])]
+    ),
     "nodes are asked, then terminated, then killed, then given up": Story(
         ["good", "bad"],
         [
