@@ -45,7 +45,7 @@ class StopOrder:
 
 
 def _circles(calls: Calls) -> Iterator[set[str]]:
-    """Yields the strongly connected components, callers before their callees."""
+    """Returns the strongly connected components, callers before their callees."""
     # Kosaraju's algorithm: what is left last reaches all of its circle, which also reaches it.
     left = [name for walk in _walks(calls, calls) for name in walk]
     callers: dict[str, list[str]] = {name: [] for name in calls}
@@ -59,11 +59,12 @@ def _walks(calls: Calls, starts: Iterable[str]) -> Iterator[list[str]]:
     """Yields what each start reaches, and no earlier one did, in the order in which it is left."""
     seen: set[str] = set()
     for start in starts:
-        walk: list[str] = []
-        # No recursion: a chain of calls may be long.
-        path = [(start, iter(calls[start]))] if start not in seen else []
+        if start in seen:
+            continue
         seen.add(start)
-        while path:
+        walk: list[str] = []
+        path = [(start, iter(calls[start]))]
+        while path:  # no recursion: a chain of calls may be long
             _, callees = path[-1]
             following = next((each for each in callees if each not in seen), None)
             if following is None:
