@@ -32,15 +32,14 @@ def report_at_exit(running: "RunningProgram") -> None:
     """Makes the interpreter exit with the program's code, unless the script waits for it before."""
     _uncollected[:] = [program for program in _uncollected if not program.collected]
     _uncollected.append(running)
-    if not _excepthooks:  # the first launch
+    if not _excepthooks:  # the first launch; a later hook of others may call ours
+        _excepthooks.append(sys.excepthook)
+        sys.excepthook = _tell_of_error
         # The last registered function is called first, and then no more can be registered: without
         # this import, nodes as threads could use no executor while the script waits for them.
         import concurrent.futures.thread  # noqa: F401
 
         threading._register_atexit(_wait_at_exit)  # type: ignore[attr-defined]
-    if len(_uncollected) == 1 and sys.excepthook is not _tell_of_error:
-        _excepthooks.append(sys.excepthook)
-        sys.excepthook = _tell_of_error
     if sys.version_info[:2] == (3, 12):
         _wait_when_the_script_ends()
 

@@ -585,6 +585,31 @@ def test_a_script_that_fails_says_that_it_waits_for_its_program(run_script: Any)
     assert done.returncode == 1
 
 
+_HOOK_BETWEEN_LAUNCHES = """
+import sys
+import launchpad_lite as lp
+
+def launch():
+    program = lp.Program("ends")
+    program.add_node(lp.PyNode(print, "it ran"), label="prints")
+    lp.launch(program, "local_mt").wait()
+
+if __name__ == "__main__":
+    launch()
+    before = sys.excepthook
+    sys.excepthook = lambda *error: before(*error)
+    launch()
+    raise KeyError("of the script")
+"""
+
+
+def test_hooks_of_others_between_two_launches_show_an_error_once(run_script: Any) -> None:
+    done = run_script(_HOOK_BETWEEN_LAUNCHES)
+    assert done.stderr.count("KeyError: 'of the script'") == 1
+    assert "RecursionError" not in done.stderr
+    assert done.returncode == 1
+
+
 _BY_NAME = """
 import copy, functools, multiprocessing, pickle, sys
 import launchpad_lite as lp
