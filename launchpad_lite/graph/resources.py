@@ -1,12 +1,10 @@
 """The resources that a node needs of its host."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 
-from launchpad_lite.parts.settings import checked_fields
+from launchpad_lite.parts.settings import check_quantity, checked_fields
 
 
 @dataclass(frozen=True)
@@ -31,10 +29,7 @@ class Resources:
         for name, value in dataclasses.asdict(self).items():
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise TypeError(f"{name} is a number, not {value!r}")
-            if not math.isfinite(value) or value < 0:
-                raise ValueError(f"{name} cannot be {value}")
+            check_quantity(name, value)
             if name == "gpu" and float(value) > 1 and not float(value).is_integer():
                 raise ValueError(f"gpu is a whole number, or below 1 to share one, not {value}")
 
