@@ -107,11 +107,10 @@ class NodeDebugger(io.TextIOBase):
     def exchange(self, line: str | None) -> dict[str, Any]:
         """Takes a line; returns the output, when a line is awaited, it is over, or time has passed."""
         with self._changed:
-            self._heard_at = now = time.monotonic()
+            self._heard_at = time.monotonic()
             if line is not None:
-                self._used_at = now
-        self._tell_alive()
-        with self._changed:
+                self._used_at = self._heard_at
+            self._tell_alive()
             if line is not None:
                 self._lines.append(f"{line}\n")
                 self._asks = False
