@@ -35,7 +35,6 @@ from launchers.hosts.trust import Authority
 from launchers.supervision.allotment import allot
 from launchers.supervision.console import Console, Output
 from launchers.supervision.logs import NodeLogs
-from launchers.supervision.payloads import payloads
 from launchers.supervision.remote import AgentHost
 from launchers.supervision.run_folder import make_run_folder
 from launchers.supervision.supervised_program import SupervisedProgram
@@ -86,8 +85,7 @@ class Deployment:
     ways: Views | None = None  # None: the hosts find out how they reach each other
     issue: Issue | None = None  # None: the run gets an authority of its own
     output: Output | None = None  # None: this process shows it, unless the options say `quiet`
-    keeps_logs: bool = True
-    in_pods: bool = False  # each host is the pod of one node
+    in_pods: bool = False  # each host is the pod of one node, which keeps no files
 
 
 def deploy(
@@ -348,7 +346,7 @@ class Starter:
         self._table = self._table_for(LAUNCHER, placement.hosts)
         options = deployment.options
         folder, limit = make_run_folder(plan.program, options.log_dir), options.log_limit_bytes
-        logs = NodeLogs(folder, list(self._executables), limit) if deployment.keeps_logs else None
+        logs = None if deployment.in_pods else NodeLogs(folder, list(self._executables), limit)
         self._logs = folder, logs, limit
         plan = dataclasses.replace(plan, hosts=placement.hosts)
         unaware_s = wanted.silence_s + _LATER_S
@@ -457,7 +455,7 @@ class Starter:
             except LaunchError:
                 if not each.is_lost:  # a lost host has no nodes that must know
                     raise
-        fleet.place(node, target)
+        fleet.placement[node] = target
         table = self._table_for(target, fleet.placement)
         part = dataclasses.replace(self._plan, executables=(executable,))
         moved = payloads(part, table, self._deployment.options)[node]

@@ -24,24 +24,17 @@ class Fleet:
 
     def __init__(self, starter: "Starter") -> None:
         self.hosts = {host.name: host for host in starter.hosts}
-        self._placement = dict(starter.placement)
+        self.placement = dict(starter.placement)  # host of each node
         self._starter = starter
-
-    @property
-    def placement(self) -> Mapping[str, str]:
-        return dict(self._placement)
-
-    def place(self, node: str, host: str) -> None:
-        self._placement[node] = host
 
     def living(self) -> list[AgentHost]:
         return [host for host in self.hosts.values() if not host.is_lost]
 
     def host_of(self, node: str) -> str:
-        return self._placement[node]
+        return self.placement[node]
 
     def _of(self, node: str) -> AgentHost:
-        return self.hosts[self._placement[node]]
+        return self.hosts[self.placement[node]]
 
     def perform(self, action: NodeAction) -> None:
         match action:
@@ -77,7 +70,7 @@ class Fleet:
             node: pid
             for host in self.hosts.values()
             for node, pid in host.pids().items()
-            if self._placement[node] == host.name
+            if self.placement[node] == host.name
         }
 
     def usage(self) -> Mapping[str, Usage]:

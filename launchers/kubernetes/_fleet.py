@@ -193,7 +193,7 @@ class PodFleet(Fleet):
             threads = list(self._threads.items())
         for each in coming:
             each.cancelled.set()
-            self._exchange.give_up(self._placement[each.start.node])
+            self._exchange.give_up(self.placement[each.start.node])
         with contextlib.ExitStack() as stack:
             for name, thread in threads:
                 stack.callback(self._end, name, thread)

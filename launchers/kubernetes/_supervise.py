@@ -105,7 +105,6 @@ class _Supervision:
             ways=same_for_all(order.addresses),
             issue=lambda *_: tls,
             output=self._records,
-            keeps_logs=False,
             in_pods=True,
         )
         # Pods of an earlier supervisor may take so long to come back.

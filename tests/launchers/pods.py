@@ -220,7 +220,6 @@ class Cluster:
             ways=same_for_all(dict.fromkeys(hosts.values(), "127.0.0.1")),
             issue=lambda *_: tls,
             output=self.shown,
-            keeps_logs=False,
             in_pods=True,
         )
 
