@@ -8,7 +8,6 @@ authority's key never leaves the process.
 import contextlib
 import datetime as dt
 import ipaddress
-import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,8 +27,6 @@ _END = dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.timezone.utc)
 _MAX_NAME = 64
 #: Names by which a node is reached on its own host.
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-#: With underscores, which the standard forbids in host names, but people use.
-_DNS_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 
 
 class Authority:
@@ -129,8 +126,4 @@ def _alternative(address: str) -> "x509.GeneralName":
 
     with contextlib.suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(address))
-    if not _DNS_NAME.fullmatch(address):
-        raise ValueError(
-            f"{address!r} is neither a DNS name in ASCII nor an IP address; give hosts without ports"
-        )
     return x509.DNSName(address)
