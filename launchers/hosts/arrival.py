@@ -129,16 +129,11 @@ class Arrival:
         command: Sequence[str],
         hello: Hello,
         process: Reach | None = None,
-        *,
-        last_words_s: float = _LAST_WORDS_S,
-        close_s: float = _CLOSE_S,
     ) -> None:
         """Starts the command, unless a `process` already carries bytes to the host and back."""
         self.name = name
         self.command = tuple(command)
         self._hello = hello
-        self._last_words_s = last_words_s
-        self._close_s = close_s
         self._sending = threading.Lock()
         self.process = _start(name, command) if process is None else process
         stdin, stdout, stderr = self.process.stdin, self.process.stdout, self.process.stderr
@@ -221,7 +216,7 @@ class Arrival:
 
     def last_words(self) -> str:
         """Waits for the last error output of the host's programs, then returns `explanation()`."""
-        self._complaints.join(self._last_words_s)
+        self._complaints.join(_LAST_WORDS_S)
         return self.explanation()
 
     def link(self) -> AgentLink:
@@ -253,4 +248,4 @@ class Arrival:
         # A thread that still reads there has seen the end by now. Closed earlier, it would wait forever.
         with self._reading, contextlib.suppress(OSError):
             self._stdout.close()
-        self._complaints.join(self._close_s)
+        self._complaints.join(_CLOSE_S)

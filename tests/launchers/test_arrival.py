@@ -74,11 +74,11 @@ def soon() -> float:
 def arrived(wanted: Hello, *command: str, close_s: float = _LIMIT_S) -> Iterator[Arrival]:
     """By default where a shell is all that is in between."""
     way = command or ("sh", "-c", shell_command([sys.executable]))
-    arrival = Arrival("h1", way, wanted, last_words_s=_LIMIT_S, close_s=close_s)
-    try:
-        yield arrival
-    finally:
-        arrival.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("launchers.hosts.arrival._LAST_WORDS_S", _LIMIT_S)
+        patch.setattr("launchers.hosts.arrival._CLOSE_S", close_s)
+        with contextlib.closing(Arrival("h1", way, wanted)) as arrival:
+            yield arrival
 
 
 def facts_by(*command: str, **fields: object) -> Facts:
