@@ -48,9 +48,9 @@ class ProcessLauncher(Launcher):
         # Imported while the agent starts, with what is needed once nodes start: by then all cores are busy.
         from courier import Client, Server  # noqa: F401
         from courier.lowlevel import join_address, loopback
+        from launchers.host.worker import payloads
         from launchers.supervision.breakpoints import has_terminal
         from launchers.supervision.console import Console
-        from launchers.supervision.payloads import payloads
         from launchers.supervision.remote import AgentHost
         from launchers.supervision.run_folder import make_run_folder
         from launchers.supervision.supervised_program import SupervisedProgram

@@ -11,7 +11,7 @@ import selectors
 import signal
 import sys
 import threading
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from courier import ExceptionReport, dumps
 from courier.lowlevel import call_records, loaded_module, surviving
@@ -40,9 +40,12 @@ from launchpad_lite.process.flags import loaded_flags, parse_known
 from launchpad_lite.process.forcing import ForcedExit
 from launchpad_lite.process.script import Script
 from launchpad_lite.process.signal_waker import SIGNAL_WAKER
-from launchpad_lite.worker.address import OpenTable
+from launchpad_lite.worker.address import AddressTable, OpenTable
 from launchpad_lite.worker.running import report_on, run_node
 from launchpad_lite.worker.runtime import NodeRuntime, NodeSetup
+
+if TYPE_CHECKING:
+    from launchpad_lite.launching import LaunchOptions, LaunchPlan
 
 _LISTENER = "the thread that reads what is asked of the node"
 #: Seconds after which the process of a node that has ended prints what it waits for.
@@ -68,6 +71,25 @@ class Payload(NamedTuple):
         The setup comes first, by itself, so that a worker knows its name if the rest exceeds its memory.
         """
         return dumps(self.setup) + dumps(self)
+
+
+def payloads(
+    plan: "LaunchPlan", table: AddressTable, options: "LaunchOptions", *, has_terminal: bool = False
+) -> dict[str, Payload]:
+    """Returns the payload of each node's worker, at its first start. Called where the program is launched."""
+    flags, script, addresses = FlagSnapshot.take(), Script.here(), OpenTable.of(table)
+    return {
+        each.name: Payload(
+            setup=each.setup(plan.program, 0, options.notice_s)._replace(has_terminal=has_terminal),
+            work=each.work,
+            addresses=addresses,
+            argv=[*sys.argv, *each.process.flags()],
+            flags=flags,
+            script=script,
+            own_flags=each.process.flags(),
+        )
+        for each in plan.executables
+    }
 
 
 class _LinkToAgent:

@@ -23,6 +23,7 @@ from launchers.host.grant import Grant
 from launchers.host.link import LinkFrame
 from launchers.host.machine import Machine
 from launchers.host.probe import WORD_BYTES, Target, reach
+from launchers.host.worker import payloads
 from launchers.hosts._tunnels import Tunnels
 from launchers.hosts.arrival import Arrival, Facts, Hello
 from launchers.hosts.fleet import Fleet

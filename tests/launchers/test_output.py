@@ -20,8 +20,8 @@ import launchpad_lite as lp
 from courier import Secret
 from launchers.host.grant import Grant
 from launchers.host.link import LinkFrame, write_all
+from launchers.host.worker import payloads
 from launchers.supervision.agent_link import start_agent_here
-from launchers.supervision.payloads import payloads
 from launchpad_lite.launching import AddressTable, LaunchOptions
 from launchpad_lite.parts.as_json import to_json
 from launchpad_lite.testing import poll_until
