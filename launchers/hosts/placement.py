@@ -1,13 +1,12 @@
 """Chooses the host of each executable. Pure: nothing is asked of a host or started there."""
 
 import enum
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from launchers.supervision.allotment import share_devices, totals
+from launchers.supervision.allotment import EPSILON, floored, share_devices, too_much
 from launchpad_lite.launching import Executable
 from launchpad_lite.planning.plan import first_few
 
@@ -17,8 +16,6 @@ PlacementChoice = Mapping[str, str | Sequence[str]] | None
 
 #: The scarcest first.
 _RESOURCES = ("gpu", "ram_gib", "cpu")
-#: Tolerance for parts of cores and devices, which are sums of floats.
-_EPSILON = 1e-9
 
 
 class Strategy(enum.Enum):
@@ -207,7 +204,7 @@ class _FilledHost:
     def _devices_left(self, load: _Demand) -> list[float] | None:
         """Returns what is free of each device that is not taken whole; None if it is too much."""
         # This divides devices exactly as the host will.
-        devices = range(int((self.room.gpu or 0) + _EPSILON))
+        devices = range(int((self.room.gpu or 0) + EPSILON))
         divided = share_devices(dict(enumerate(load.gpus)), devices)
         return None if divided is None else list(divided[1].values())
 
@@ -216,16 +213,16 @@ class _FilledHost:
         # An executable that asks for none of a resource fits even where that resource is used up.
         asked = [resource for resource in _RESOURCES if wish.amount(resource)]
         left = {resource: self.left(resource, load) for resource in asked}
-        return [name for name, rest in left.items() if rest is not None and rest < -_EPSILON]
+        return [name for name, rest in left.items() if rest is not None and rest < -EPSILON]
 
     def describe_left(self, resource: str) -> str:
         if resource == "gpu" and (devices := self._devices_left(self.load)) is not None:
             # Halves of two devices do not make a whole one.
             whole = devices.count(1.0)
-            parts = Counter(_floored(left) for left in devices if _EPSILON < left < 1.0)
+            parts = Counter(floored(left) for left in devices if EPSILON < left < 1.0)
             terms = [part if count == 1 else f"{count} x {part}" for part, count in parts.items()]
             return " + ".join([str(whole), *terms] if whole or not terms else terms)
-        return _floored(max(self.left(resource) or 0.0, 0.0))
+        return floored(max(self.left(resource) or 0.0, 0.0))
 
 
 def _fill(
@@ -252,24 +249,19 @@ def _freest(bundle: _Bundle, fitting: Mapping[str, _FilledHost]) -> list[str]:
         known = {name: amount for name, amount in left.items() if amount is not None}
         if len(known) == len(left):  # else they cannot be compared
             most = max(known.values())
-            names = [name for name, amount in known.items() if amount >= most - _EPSILON]
+            names = [name for name, amount in known.items() if amount >= most - EPSILON]
     return sorted(names, key=lambda name: fitting[name].count)
 
 
 def _too_much(executables: Sequence[Executable], rooms: Sequence[Room]) -> Iterator[str]:
     """Yields the totals of each resource of which more is asked for than all hosts have."""
     for resource in reversed(_RESOURCES):
-        wishes = {each.name: _Demand.of([each]).amount(resource) for each in executables}
-        there: list[float | None] = [getattr(room, resource) for room in rooms]
-        known = [amount for amount in there if amount is not None]
-        if len(known) == len(there) and sum(wishes.values()) > sum(known) + _EPSILON:
-            each_has = _listed(
-                [f"{room.name} {_floored(getattr(room, resource))}" for room in rooms]
-            )
-            yield (
-                f"{totals(resource, executables, wishes)}, the hosts have {_floored(sum(known))} "
-                f"({each_has}); ask for less, start fewer nodes, or add hosts"
-            )
+        there = {room.name: getattr(room, resource) for room in rooms}
+        if None not in there.values():
+            total = sum(there.values())
+            each_has = _listed([f"{name} {floored(amount)}" for name, amount in there.items()])
+            who = f"the hosts have {floored(total)} ({each_has})"
+            yield from too_much(resource, executables, total, who, "add hosts")
 
 
 def _leftovers(homeless: Sequence[_Bundle], hosts: Mapping[str, _FilledHost]) -> Iterator[str]:
@@ -291,7 +283,7 @@ def _leftovers(homeless: Sequence[_Bundle], hosts: Mapping[str, _FilledHost]) ->
             host = hosts[name]
             amounts = [
                 f"{resource}={host.describe_left(resource)} left of "
-                f"{_floored(getattr(host.room, resource))}"
+                f"{floored(getattr(host.room, resource))}"
                 for resource in reversed(host.lacks(first.wish))
             ]
             left.append(f"{name} has {', '.join(amounts)}")
@@ -299,11 +291,6 @@ def _leftovers(homeless: Sequence[_Bundle], hosts: Mapping[str, _FilledHost]) ->
             f"{names} {verb} {first.wish}; {_listed(left)}; ask for less, choose other hosts by "
             "placement, or add some"
         )
-
-
-def _floored(amount: float) -> str:
-    # Rounded up, an amount could look large enough for a request that does not fit.
-    return f"{math.floor(amount * 100 + _EPSILON) / 100:g}"
 
 
 def _listed(texts: Sequence[str]) -> str:

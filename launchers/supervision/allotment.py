@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 _GIB = 1 << 30
-_EPSILON = 1e-9  # tolerance for parts of cores and devices, which are sums of floats
+EPSILON = 1e-9  # tolerance for parts of cores and devices, which are sums of floats
 _UNITS = {"cpu": "cores", "ram_gib": "GiB", "gpu": "devices"}
 
 
@@ -31,15 +31,16 @@ class Allotment(NamedTuple):
 
 def allot(executables: Sequence[Executable], machine: Machine) -> Allotment:
     """Divides a machine: each core and each device has one owner, unless parts were asked for."""
-    cpu, ram_gib, gpu = (_wishes(executables, name) for name in ("cpu", "ram_gib", "gpu"))
-    ram_there = machine.ram_bytes / _GIB
-    who = "this process may use" if machine.is_here else f"{machine.name} has"
-    mistakes = [
-        *(_missing_interpreters(executables) if machine.is_here else ()),
-        *_too_much("cpu", executables, cpu, len(machine.cores), who),
-        *_too_much("ram_gib", executables, ram_gib, ram_there, f"{machine.name} has"),
-        *_too_much("gpu", executables, gpu, len(machine.gpus), machine.gpus_shown_by),
-    ]
+    cpu, ram_gib, gpu = (_wishes(executables, name) for name in _UNITS)
+    has = f"{machine.name} has"
+    mistakes = _missing_interpreters(executables) if machine.is_here else []
+    for name, there, who in (
+        ("cpu", len(machine.cores), "this process may use" if machine.is_here else has),
+        ("ram_gib", machine.ram_bytes / _GIB, has),
+        ("gpu", len(machine.gpus), machine.gpus_shown_by),
+    ):
+        advice = f"leave {name} out, which promises nothing"
+        mistakes += too_much(name, executables, there, f"{who} {floored(there)}", advice)
     if mistakes:
         return Allotment(mistakes=mistakes)
     divided = share_devices(gpu, machine.gpus)
@@ -119,31 +120,25 @@ def _wishes(executables: Sequence[Executable], name: str) -> dict[str, float]:
     return {executable: float(wish) for executable, wish in found if wish}
 
 
-def _too_much(
-    what: str,
-    executables: Sequence[Executable],
-    wishes: Mapping[str, float],
-    there: float,
-    who: str,
-) -> list[str]:
-    if sum(wishes.values()) <= there + _EPSILON:
-        return []
-    asked = f"{totals(what, executables, wishes)}, {who} {_floored(there)}"
-    return [
-        f"{asked}; ask for less, start fewer nodes, or leave {what} out, which promises nothing"
-    ]
+def too_much(
+    what: str, executables: Sequence[Executable], there: float, who: str, advice: str
+) -> Iterator[str]:
+    """Yields the totals of a resource if more is asked for than is there; `who` has how much of it."""
+    wishes = _wishes(executables, what)
+    if (total := sum(wishes.values())) > there + EPSILON:
+        asked = Counter(
+            (each.label, wishes[each.name]) for each in executables if each.name in wishes
+        )
+        terms = [f"{label} {count} x {wish:g}" for (label, wish), count in asked.items()]
+        yield (
+            f"{what}: {' + '.join(first_few(terms))} = {total:g} {_UNITS[what]} are asked for, {who}; "
+            f"ask for less, start fewer nodes, or {advice}"
+        )
 
 
-def totals(what: str, executables: Sequence[Executable], wishes: Mapping[str, float]) -> str:
-    """Returns, for people, the sum of what executables ask for of one resource."""
-    asked = [(each.label, wish) for each in executables if (wish := wishes.get(each.name))]
-    terms = [f"{label} {count} x {wish:g}" for (label, wish), count in Counter(asked).items()]
-    total = f"{' + '.join(first_few(terms))} = {sum(wishes.values()):g}"
-    return f"{what}: {total} {_UNITS[what]} are asked for"
-
-
-def _floored(number: float) -> str:
-    return f"{math.floor(number * 10) / 10:g}"
+def floored(amount: float) -> str:
+    """Returns an amount as text: rounded up, it could look large enough for a request that does not fit."""
+    return f"{math.floor(amount * 100 + EPSILON) / 100:g}"
 
 
 def _divide_cores(wishes: Mapping[str, float], cores: Sequence[int]) -> dict[str, tuple[int, ...]]:
@@ -152,21 +147,21 @@ def _divide_cores(wishes: Mapping[str, float], cores: Sequence[int]) -> dict[str
     given: dict[str, list[int]] = {name: [] for name in wishes}
     rest: dict[str, float] = {}
     for name, wish in wishes.items():
-        whole = [core for core, left in room.items() if left == 1.0][: math.floor(wish + _EPSILON)]
+        whole = [core for core, left in room.items() if left == 1.0][: math.floor(wish + EPSILON)]
         for core in whole:
             room[core] = 0.0
         given[name] += whole
-        if (left := wish - len(whole)) > _EPSILON:
+        if (left := wish - len(whole)) > EPSILON:
             rest[name] = left
     for name, wish in sorted(rest.items(), key=lambda item: -item[1]):
         # The fullest core that has room for all of it, else the emptiest ones.
-        fitting = [core for core in cores if room[core] >= wish - _EPSILON]
+        fitting = [core for core in cores if room[core] >= wish - EPSILON]
         ordered = sorted(cores, key=lambda core: -room[core])
         if fitting:
             ordered = [min(fitting, key=room.__getitem__)]
         for core in ordered:
             part = min(room[core], wish)
-            if part > _EPSILON:
+            if part > EPSILON:
                 room[core] -= part
                 wish -= part
                 given[name].append(core)
@@ -192,7 +187,7 @@ def share_devices(
     room = dict.fromkeys(free, 1.0)
     parts = {name: wish for name, wish in wishes.items() if wish < 1}
     for name, wish in sorted(parts.items(), key=lambda item: -item[1]):
-        device = next((each for each, left in room.items() if left >= wish - _EPSILON), None)
+        device = next((each for each, left in room.items() if left >= wish - EPSILON), None)
         if device is None:
             return None
         room[device] -= wish
