@@ -362,8 +362,11 @@ class Agent:
                 self._relays().handle(frame)
             case "ping":
                 self._tell_alive()
-            case "load_search":
-                _load_search()
+            case "load_search":  # while the launcher prepares the nodes
+                with contextlib.suppress(Exception):  # a worker that cannot import it says so
+                    from launchpad_lite.search.worker import load_parts
+
+                    load_parts()
             case "start":
                 self._start(frame)
             case "quit":
@@ -776,14 +779,6 @@ class Agent:
         give_up_at = time.monotonic() + timeout_s
         while self._workers and (left := give_up_at - time.monotonic()) > 0:
             self._step(left)
-
-
-def _load_search() -> None:
-    """Imports, while the launcher prepares the nodes, what those of a search need."""
-    with contextlib.suppress(Exception):  # a worker that cannot import it says so
-        from launchpad_lite.search.worker import load_parts
-
-        load_parts()
 
 
 def _read(fd: int) -> bytes | None:

@@ -30,11 +30,11 @@ OVERSLEPT_S = 1.0
 
 
 class Reach(Protocol):
-    """Carries bytes to and from an agent: a part of `subprocess.Popen`, with its exceptions."""
+    """Carries bytes to and from an agent: a part of `subprocess.Popen` with pipes, and its exceptions."""
 
-    stdin: IO[bytes] | None
-    stdout: IO[bytes] | None
-    stderr: IO[bytes] | None
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+    stderr: IO[bytes]
 
     def wait(self, timeout: float | None = None) -> int:
         """Waits for its end; returns its exit code."""

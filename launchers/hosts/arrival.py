@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from launchers.host import boot
 from launchers.host.link import LinkFrame, LinkReader, Reach, write_all
@@ -105,9 +105,9 @@ def host_command(pythons: Sequence[str]) -> list[str]:
     return ["sh", "-c", _SCRIPT, LOADER, *pythons]
 
 
-def _start(name: str, command: Sequence[str]) -> "subprocess.Popen[bytes]":
+def _start(name: str, command: Sequence[str]) -> Reach:
     try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -118,6 +118,7 @@ def _start(name: str, command: Sequence[str]) -> "subprocess.Popen[bytes]":
         )
     except OSError as error:
         raise LaunchError(f"{name}: {command[0]!r} cannot be started: {error}") from error
+    return cast("Reach", process)
 
 
 class Arrival:
@@ -136,23 +137,18 @@ class Arrival:
         self._hello = hello
         self._sending = threading.Lock()
         self.process = _start(name, command) if process is None else process
-        stdin, stdout, stderr = self.process.stdin, self.process.stdout, self.process.stderr
-        assert stdin is not None
-        assert stdout is not None
-        assert stderr is not None
-        self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
         self.messages: collections.deque[str] = collections.deque(maxlen=_MESSAGES)
         self._complaints = threading.Thread(
             target=self._listen, name=f"launchpad-messages-{name}", daemon=True
         )
         self._complaints.start()
         self._reading = threading.Lock()
-        self.frames = LinkReader(self._stdout.fileno(), boot.MARKER)
-        write_all(self._stdin.fileno(), hello.encode())
+        self.frames = LinkReader(self.process.stdout.fileno(), boot.MARKER)
+        write_all(self.process.stdin.fileno(), hello.encode())
 
     def _listen(self) -> None:
-        with contextlib.suppress(OSError, ValueError), self._stderr:
-            for line in self._stderr:
+        with contextlib.suppress(OSError, ValueError), self.process.stderr:
+            for line in self.process.stderr:
                 self.messages.append(line.decode(errors="replace").rstrip())
 
     def facts(self, give_up_at: float) -> Facts:
@@ -170,7 +166,7 @@ class Arrival:
         sizes = {key: len(archive) for key, archive in archives.items()}
         data = LinkFrame("ship", {"sizes": sizes}).encode() + b"".join(archives.values())
         with self._sending:
-            write_all(self._stdin.fileno(), data)
+            write_all(self.process.stdin.fileno(), data)
 
     def await_agent(self, give_up_at: float) -> None:
         """Waits until the agent runs. Raises LaunchError if it cannot start."""
@@ -244,8 +240,8 @@ class Arrival:
             self.process.kill()
             self.process.wait()
         with self._sending, contextlib.suppress(OSError):
-            self._stdin.close()
+            self.process.stdin.close()
         # A thread that still reads there has seen the end by now. Closed earlier, it would wait forever.
         with self._reading, contextlib.suppress(OSError):
-            self._stdout.close()
+            self.process.stdout.close()
         self._complaints.join(_CLOSE_S)

@@ -36,7 +36,7 @@ from launchers.hosts.trust import Authority
 from launchers.supervision.allotment import allot
 from launchers.supervision.console import Console, Output
 from launchers.supervision.logs import NodeLogs
-from launchers.supervision.remote import AgentHost
+from launchers.supervision.remote import AgentHost, close_all
 from launchers.supervision.run_folder import make_run_folder
 from launchers.supervision.supervised_program import SupervisedProgram
 from launchpad_lite.errors import LaunchError
@@ -146,14 +146,7 @@ def _bring_up(
         arrivals.append(reach_host(spec, hello))
         undo.callback(arrivals[-1].close)
     hosts: dict[str, AgentHost] = {}
-
-    def close() -> None:
-        for host in [*hosts.values()]:  # all end at the same time, then each is waited for
-            host.begin_to_close()
-        for host in [*hosts.values()]:
-            host.close()
-
-    undo.callback(close)
+    undo.callback(lambda: close_all([*hosts.values()]))
     _ship(deployment, arrivals, time.monotonic() + limit_s, hosts)
     return {arrival.name: hosts[arrival.name] for arrival in arrivals}
 

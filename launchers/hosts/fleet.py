@@ -1,6 +1,5 @@
 """Several hosts as one: each node runs on one of them, and may move when that host is lost."""
 
-import contextlib
 import logging
 import time
 from collections.abc import Collection, Mapping
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from launchers.host.usage import Usage
 from launchers.supervision.console import warn
-from launchers.supervision.remote import AgentHost, EndingError
+from launchers.supervision.remote import AgentHost, EndingError, close_all
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import NodeFailure
 from launchpad_lite.life.events import Ended, NodeAction, ServersLost, ServersMoved, Start
@@ -91,8 +90,7 @@ class Fleet:
 
     def close(self) -> None:
         """Ends all agents, and all that is left of their workers. May be repeated."""
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._starter.close)
-            for host in self.hosts.values():
-                stack.callback(host.close)
-                host.begin_to_close()  # all end at the same time; then this waits for each
+        try:
+            close_all(self.hosts.values())
+        finally:
+            self._starter.close()

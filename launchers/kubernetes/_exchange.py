@@ -41,11 +41,11 @@ class PodLine:
         # Sockets, because the kernel shrinks the buffers of a user with many pipes, and the first data
         # waits here for the pod.
         self.source, written = socket.socketpair()
-        self.stdin: IO[bytes] | None = os.fdopen(written.detach(), "wb", buffering=0)
+        self.stdin: IO[bytes] = os.fdopen(written.detach(), "wb", buffering=0)
         self.sink, read = socket.socketpair()
-        self.stdout: IO[bytes] | None = os.fdopen(read.detach(), "rb", buffering=0)
+        self.stdout: IO[bytes] = os.fdopen(read.detach(), "rb", buffering=0)
         read_fd, self._reason_fd = os.pipe()
-        self.stderr: IO[bytes] | None = os.fdopen(read_fd, "rb")
+        self.stderr: IO[bytes] = os.fdopen(read_fd, "rb")
 
     def wait(self, timeout: float | None = None) -> int:
         if not self._ended.wait(timeout):

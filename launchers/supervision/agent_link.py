@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from launchers.host.link import MARKER, LinkReader, Reach
 from launchers.host.sweep import FORCE_SIGNAL, end_marked
@@ -33,11 +33,10 @@ class AgentLink(NamedTuple):
 def start_agent_here() -> AgentLink:
     """Starts the agent of this machine; it gets ready while the caller continues."""
     process, mark = take_agent()
-    assert process.stdout is not None
-    frames = LinkReader(process.stdout.fileno(), MARKER)
+    reach = cast("Reach", process)
     return AgentLink(
-        process,
-        frames,
+        reach,
+        LinkReader(reach.stdout.fileno(), MARKER),
         tidy=lambda: end_marked(mark),
         force=lambda: process.send_signal(FORCE_SIGNAL),
     )

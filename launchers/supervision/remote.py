@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -226,7 +226,6 @@ class AgentHost:
 
     def _write_all(self) -> None:
         """Writes what is to be sent; a link that is stuck blocks only this thread."""
-        assert self._process.stdin is not None
         try:
             while (data := self._next_outgoing()) is not None:
                 if not write_all(self._process.stdin.fileno(), data):
@@ -527,8 +526,6 @@ class AgentHost:
 
     def close(self) -> None:
         """Ends the agent and all that is left of its workers. May be repeated."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         if self._process.stdout.closed:
             return
         self.begin_to_close()
@@ -560,6 +557,14 @@ class AgentHost:
             return self._process.wait(max(0.0, give_up_at - time.monotonic()))
         except subprocess.TimeoutExpired:
             return None
+
+
+def close_all(hosts: Iterable[AgentHost]) -> None:
+    """Ends all agents, and all that is left of their workers. May be repeated."""
+    with contextlib.ExitStack() as stack:
+        for host in hosts:
+            stack.callback(host.close)
+            host.begin_to_close()  # all end at the same time; then this waits for each
 
 
 def _join(thread: threading.Thread, timeout_s: float | None = None) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from launchers.supervision.logs import CALLS
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching.registry import running_programs
-from launchpad_lite.life.result import Outcome, ProgramResult
 from launchpad_lite.parts.log_file import LOG_DIR_VARIABLE, make_folder_of_runs
 from launchpad_lite.parts.private_files import make_folder
 
@@ -88,13 +87,6 @@ def _remove_old_runs(base: Path, keep: int) -> None:
 def _is_own_and_unchanged_since(folder: Path, since: float) -> bool:
     is_own = folder.lstat().st_uid == os.geteuid()
     return is_own and all(each.lstat().st_mtime < since for each in (folder, *folder.rglob("*")))
-
-
-def closing_line(program: str, result: ProgramResult | None, log_dir: Path | None) -> str:
-    """Returns the last line of a program that did not fail: where its logs are, if it has some."""
-    if log_dir is None or result is None or result.outcome is Outcome.FAILED:
-        return ""
-    return f"{program}: {result.outcome.value}; logs in {log_dir}"
 
 
 def run_name(program: str) -> str:

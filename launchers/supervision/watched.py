@@ -10,7 +10,6 @@ from typing import Any
 
 from courier import ExceptionReport
 from launchers.supervision.console import show_rest, tell, warn
-from launchers.supervision.run_folder import closing_line
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
     LaunchOptions,
@@ -148,8 +147,9 @@ class WatchedProgram(RunningProgram):
         try:
             self._close(result)
             if self._is_launch:
-                log_dir = self._log_dir if self._tells_logs else None
-                last = closing_line(program, result, log_dir)
+                last = ""  # after a failure, the error says where the logs are
+                if self._tells_logs and self._log_dir and result.outcome is not Outcome.FAILED:
+                    last = f"{program}: {result.outcome.value}; logs in {self._log_dir}"
                 show_rest(self._options.notice_s, lambda: self._is_in_hurry, last)
         except BaseException as error:  # noqa: BLE001 - it is reported
             warn(_LOGGER, "an error at the end of %r", program, error=error)
