@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -91,25 +91,12 @@ class ProbeServer:
         self._socket.close()
 
 
-class _Attempt:
-    def __init__(self, target: Target, address: str, sock: socket.socket, number: Any) -> None:
-        self.target, self.address, self.socket = target, address, sock
-        self._received = b""
-        sock.setblocking(False)
-        self.failed = sock.connect_ex(number) not in (0, errno.EINPROGRESS)  # no way there
+class _Attempt(NamedTuple):
+    """A connection to an address of a host, which is being made."""
 
-    def go_on(self) -> bool | None:
-        """Returns whether the host has answered; None: not yet."""
-        try:
-            data = self.socket.recv(WORD_BYTES - len(self._received))
-        except BlockingIOError:
-            return None
-        except OSError:
-            return False
-        self._received += data
-        if data and len(self._received) < WORD_BYTES:
-            return None
-        return self._received == bytes.fromhex(self.target.word)
+    target: Target
+    address: str
+    socket: socket.socket
 
 
 def _attempts(targets: Iterable[Target]) -> Iterator[_Attempt]:
@@ -125,8 +112,12 @@ def _attempts(targets: Iterable[Target]) -> Iterator[_Attempt]:
             except OSError as error:
                 if error.errno != errno.EAFNOSUPPORT:  # there is no IPv6 here
                     raise
-            else:
-                yield _Attempt(target, address, sock, number)
+                continue
+            sock.setblocking(False)
+            if sock.connect_ex(number) in (0, errno.EINPROGRESS):
+                yield _Attempt(target, address, sock)
+            else:  # no way leads there
+                sock.close()
 
 
 def reach(
@@ -148,10 +139,9 @@ def reach(
             selector.register(probe_server, selectors.EVENT_READ, None)
         open_attempts = 0
         for attempt in _attempts(targets):
-            stack.callback(attempt.socket.close)
-            if not attempt.failed:
-                selector.register(attempt.socket, selectors.EVENT_READ, attempt)
-                open_attempts += 1
+            stack.enter_context(attempt.socket)
+            selector.register(attempt.socket, selectors.EVENT_READ, attempt)
+            open_attempts += 1
         while open_attempts:
             limit_s = min(soon_s, timeout_s) if all(reached.values()) else timeout_s
             left = began_at + limit_s - clock()
@@ -160,12 +150,12 @@ def reach(
                     assert probe_server is not None
                     probe_server.answer()
                     continue
-                answered = key.data.go_on()
-                if answered is not None:
-                    selector.unregister(key.fileobj)
-                    open_attempts -= 1
-                if answered:
-                    reached[key.data.target.name].add(key.data.address)
+                target, address, sock = key.data
+                with contextlib.suppress(OSError):  # it is refused
+                    if sock.recv(WORD_BYTES) == bytes.fromhex(target.word):
+                        reached[target.name].add(address)
+                selector.unregister(sock)
+                open_attempts -= 1
             if left <= 0.0:
                 break  # checked last: answers that have come count, even if this process stood still
     return {
