@@ -1,7 +1,7 @@
 """The first program on a host: reports what is there, gets what is missing, becomes the agent.
 
 The launcher sends it as text to an interpreter of unknown version that has none of our packages. So
-it imports only the standard library, and Python 3.6 can parse it. Frames have the format of
+it imports only the standard library, and Python 3.8 can run it. Frames have the format of
 `launchers.host.link`: hello and ship come in; facts, note, ready or failed go out. After `ready`,
 the agent continues at the same descriptors.
 """
@@ -147,10 +147,8 @@ def facts(packages: "Iterable[str]") -> "dict[str, Any]":
 
 
 def _version_of(name: str) -> "str | None":
-    try:
-        import importlib.metadata as metadata
-    except ImportError:  # before 3.8; the error will name the version of Python
-        return None
+    from importlib import metadata  # many programs require nothing
+
     with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(name)
     return None

@@ -28,7 +28,7 @@ from launchpad_lite.parts.marks import MARK
 #: on from the same input. It is one line without single quotes, so that shells pass it unchanged and people
 #: can read it.
 LOADER = (
-    "import sys;sys.version_info>(3,6) or "
+    "import sys;sys.version_info>(3,8) or "
     'sys.exit("Python %d.%d is too old. Say which one to use: python="%sys.version_info[:2]);'
     'i=open(0,"rb",0,closefd=False);n=int(i.readline());s=b"";'
     'exec("while len(s)<n:s+=i.read(n-len(s)) or sys.exit(1)");'
