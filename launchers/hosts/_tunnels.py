@@ -27,17 +27,15 @@ class Tunnels:
     def endpoint(self, caller: str, host: str, port: int) -> str:
         """Returns `host:port` at which a caller reaches a port of a host."""
         way = (caller, host, port)
-        if way not in self._known:
-            self._known[way] = self._open(*way)
-        return self._known[way]
-
-    def _open(self, caller: str, host: str, port: int) -> str:
+        if way in self._known:
+            return self._known[way]
         if caller not in self._hosts:
             own = AgentHost("this machine", start_agent_here(), None)
             self._hosts[LAUNCHER] = own
             own.pass_relayed_to(functools.partial(self._pass_on, LAUNCHER))
         answer = self._hosts[caller].ask_agent(LinkFrame("relay", {"host": host, "port": port}))
-        return str(answer["endpoint"])
+        self._known[way] = str(answer["endpoint"])
+        return self._known[way]
 
     def _pass_on(self, source: str, frame: LinkFrame | None) -> None:
         if frame is None:

@@ -24,7 +24,6 @@ from launchers.supervision.watched import WatchedProgram
 from launchpad_lite.errors import LaunchError, LaunchpadError
 from launchpad_lite.launching import (
     LOOK_S,
-    LaunchOptions,
     LaunchPlan,
     Outcome,
     ProgramResult,
@@ -54,19 +53,6 @@ class ProgramElsewhere(WatchedProgram):
 
     answer_s: float
     launcher: str
-
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        options: LaunchOptions,
-        log_dir: Path | None,
-        *,
-        is_launch: bool = True,
-    ) -> None:
-        """Prepares it, as `WatchedProgram` does."""
-        super().__init__(plan, options, log_dir, is_launch=is_launch)
-        #: One question at a time: a supervisor knows only the newest.
-        self._asking = threading.Lock()
 
     def detach(self, kind: str, reference: str, how: str) -> None:
         """Counts it as ended here, where it is not watched, and tells how to find it."""
@@ -112,7 +98,7 @@ class ProgramElsewhere(WatchedProgram):
         more_s: float = 0.0,
     ) -> Any:
         question = json.dumps([secrets.token_hex(8), method, arguments, options or {}])
-        with self._asking:
+        with self._asking:  # a supervisor knows only the newest question
             self._ask_supervisor(question)
             give_up_at = time.monotonic() + self.answer_s + more_s
             while (found := self._answer(question)) is None:

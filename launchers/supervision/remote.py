@@ -165,7 +165,8 @@ class AgentHost:
                         ) from None
         if answer is None:
             self._answers.put(None)  # for the next question
-            raise LaunchError(self._how_it_ended())
+            hint = "" if self._link.via else "; what it printed is above"
+            raise LaunchError(self._lost_since + hint)
         if answer.op == "unable":
             where = f"{self.name}: " if self._link.via else ""
             raise LaunchError(f"{where}{answer['text']}")
@@ -175,16 +176,6 @@ class AgentHost:
         # While the program runs, only its supervisor asks, and a Ctrl-C would wait for the answer.
         if self._program is not None and self._program.is_ending:
             raise EndingError(f"the program ends; {self.name} was not asked any more")
-
-    def _how_it_ended(self) -> str:
-        if self._link.via:
-            return self._lost_since
-        try:
-            code = self._process.wait(_QUIT_S)
-        except subprocess.TimeoutExpired:
-            return f"the agent of {self.name} closed the link"
-        said = self._link.explain() or "; its message is above"
-        return f"the agent of {self.name} ended at once with exit code {code}{said}"
 
     def reserve(self, addresses: Sequence[Address]) -> dict[str, int]:
         """Makes the agent hold a port for each address; returns them by address key."""
@@ -307,7 +298,7 @@ class AgentHost:
             self._take_in(frame)
 
     def _why_it_ended(self) -> str:
-        lost, via = f"{self.name} is lost: ", self._link.via
+        lost, via, how = f"{self.name} is lost: ", self._link.via, ""
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(_QUIT_S)
             said = self._link.explain()
@@ -315,7 +306,8 @@ class AgentHost:
                 return f"{lost}{via} was killed here by {signal.Signals(-code).name}{said}"
             if code == _LINK_BROKE:
                 return f"{lost}the link to it broke{said}"
-        return f"the agent of {self.name} died{self._link.explain()}"
+            how = f" (exit code {code})"
+        return f"the agent of {self.name} died{how}{self._link.explain()}"
 
     def post(self, event: Event) -> None:
         if self._program is not None:

@@ -50,6 +50,7 @@ class WatchedProgram(RunningProgram):
         self._was_asked = False  # whether this process has asked it to end
         #: Put from any thread and from signal handlers: only a SimpleQueue allows that.
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._asking = threading.Lock()  # one question at a time, to a supervisor elsewhere
         self._result: ProgramResult | None = None
         self._failure: str | None = None  # why it could not be launched
         #: Set when it runs in its job or cluster, and when it has ended.
