@@ -29,7 +29,7 @@ from launchers.hosts.arrival import Arrival, Facts, Hello
 from launchers.hosts.fleet import Fleet
 from launchers.hosts.host_list import HostSpec
 from launchers.hosts.host_options import HostOptions, Tunnel
-from launchers.hosts.placement import Room, Strategy, hosts_chosen, place
+from launchers.hosts.placement import Strategy, hosts_chosen, place
 from launchers.hosts.reachability import LAUNCHER, Views, choose_addresses
 from launchers.hosts.shipping import Shipment
 from launchers.hosts.trust import Authority
@@ -486,10 +486,7 @@ def _grants(executables: Sequence[Executable], machine: Machine) -> Mapping[str,
     return allotment.grants
 
 
-def _room(machine: Machine) -> Room:
-    return Room(
-        machine.name,
-        cpu=float(len(machine.cores)),
-        ram_gib=machine.ram_bytes / (1 << 30),
-        gpu=float(len(machine.gpus)),
-    )
+def _room(machine: Machine) -> HostSpec:
+    # Grants are rounded to bytes, so they may take one more than there is.
+    ram_gib = max(0, machine.ram_bytes) / (1 << 30)
+    return HostSpec(machine.name, cpu=len(machine.cores), ram_gib=ram_gib, gpu=len(machine.gpus))

@@ -12,7 +12,7 @@ from launchers.hosts.arrival import Arrival, Hello, host_command, pythons
 from launchers.hosts.deployment import Deployment, deploy, try_host
 from launchers.hosts.host_list import HostsChoice, HostSpec, parse_hosts
 from launchers.hosts.host_options import HostOptions, Tunnel, read_requirements
-from launchers.hosts.placement import Placement, PlacementChoice, Room, Strategy, place
+from launchers.hosts.placement import Placement, PlacementChoice, Strategy, place
 from launchers.hosts.shipping import pack_up
 from launchpad_lite.launching import (
     Executable,
@@ -107,11 +107,7 @@ class HostsLauncher(Launcher):
         """
 
     def _place(self, executables: Sequence[Executable]) -> Placement:
-        rooms = [
-            Room(spec.name, cpu=spec.cpu, ram_gib=spec.ram_gib, gpu=spec.gpu)
-            for spec in self._specs
-        ]
-        return place(executables, rooms, self._wanted.placement, self._wanted.strategy)
+        return place(executables, self._specs, self._wanted.placement, self._wanted.strategy)
 
     def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:
         """Returns which nodes fit on no host, as far as hosts are known."""

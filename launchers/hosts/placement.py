@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from launchers.hosts.host_list import HostSpec
 from launchers.supervision.allotment import EPSILON, floored, share_devices, too_much
 from launchpad_lite.launching import Executable
 from launchpad_lite.planning.plan import first_few
@@ -31,16 +32,6 @@ class Strategy(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Room:
-    """What a host has. None: unknown, and no limit. A part of an accelerator is not used."""
-
-    name: str
-    cpu: float | None = None
-    ram_gib: float | None = None
-    gpu: float | None = None
-
-
-@dataclass(frozen=True)
 class Placement:
     """Host of each executable, by name; none if there are mistakes."""
 
@@ -50,15 +41,15 @@ class Placement:
 
 def place(
     executables: Sequence[Executable],
-    rooms: Sequence[Room],
+    rooms: Sequence[HostSpec],
     choice: PlacementChoice,
     strategy: Strategy,
 ) -> Placement:
     """Places executables on hosts; the same input gives the same placement.
 
-    Executables with the fewest allowed hosts are placed first, and among these the biggest. If some
-    do not fit when all are spread, all are packed. Nothing else is tried, so it may miss a
-    placement that leaves hardly any room.
+    What is None of a host is not known, and no limit. Executables with the fewest allowed hosts are
+    placed first, and among these the biggest. If some do not fit when all are spread, all are packed.
+    Nothing else is tried, so it may miss a placement that leaves hardly any room.
     """
     if not rooms:
         return Placement(mistakes=["there are no hosts to place nodes on"])
@@ -169,7 +160,7 @@ def together(executables: Iterable[Executable]) -> list[tuple[Executable, ...]]:
 
 
 def _bundles(
-    executables: Sequence[Executable], rooms: Sequence[Room], choice: PlacementChoice
+    executables: Sequence[Executable], rooms: Sequence[HostSpec], choice: PlacementChoice
 ) -> list[_Bundle]:
     bundles = []
     for unit in together(executables):
@@ -181,7 +172,7 @@ def _bundles(
 
 
 class _FilledHost:
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: HostSpec) -> None:
         self.room = room
         self.load = _Demand()
         self.count = 0
@@ -253,7 +244,7 @@ def _freest(bundle: _Bundle, fitting: Mapping[str, _FilledHost]) -> list[str]:
     return sorted(names, key=lambda name: fitting[name].count)
 
 
-def _too_much(executables: Sequence[Executable], rooms: Sequence[Room]) -> Iterator[str]:
+def _too_much(executables: Sequence[Executable], rooms: Sequence[HostSpec]) -> Iterator[str]:
     """Yields the totals of each resource of which more is asked for than all hosts have."""
     for resource in reversed(_RESOURCES):
         there = {room.name: getattr(room, resource) for room in rooms}

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from launchers.host.machine import Machine
-from launchers.hosts.placement import Placement, PlacementChoice, Room, Strategy, place
+from launchers.hosts.host_list import HostSpec as Room
+from launchers.hosts.placement import Placement, PlacementChoice, Strategy, place
 from launchers.supervision.allotment import allot
 from launchpad_lite.launching import Executable
 from tests.launchers.wishes import Wish, cpu, executables, gpu
@@ -305,7 +306,12 @@ def _some_rooms(draw: st.DrawFn) -> list[Room]:
     amount = st.none() | st.integers(0, 8)
     count = draw(st.integers(1, 4))
     return [
-        Room(f"h{number}", draw(amount), draw(amount), draw(st.none() | st.integers(0, 4)))
+        Room(
+            f"h{number}",
+            cpu=draw(amount),
+            ram_gib=draw(amount),
+            gpu=draw(st.none() | st.integers(0, 4)),
+        )
         for number in range(count)
     ]
 
