@@ -48,6 +48,7 @@ from launchpad_lite.launching import (
     LaunchPlan,
     RunningProgram,
 )
+from launchpad_lite.worker.address import OpenTable
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -440,7 +441,6 @@ class Starter:
     def _settle(self, executable: Executable, host: AgentHost, grant: Grant, fleet: Fleet) -> None:
         node, target = executable.name, host.name
         before = fleet.hosts[fleet.host_of(node)]
-        setup = before.payloads[node].setup
         keys = [address.key for address in executable.addresses]
         endpoints = {}  # first: if a host cannot reach the target, the move fails before anything has changed
         for each in fleet.living():
@@ -451,11 +451,9 @@ class Starter:
                     raise
         fleet.placement[node] = target
         table = self._table_for(target, fleet.placement)
-        part = dataclasses.replace(self._plan, executables=(executable,))
-        moved = payloads(part, table, self._deployment.options)[node]
-        host.payloads[node] = moved._replace(setup=setup)
+        host.payloads[node] = before.payloads.pop(node)._replace(addresses=OpenTable.of(table))
         host.grants[node] = grant
-        del before.payloads[node], before.grants[node]
+        del before.grants[node]
         for each, moves in endpoints.items():
             each.tell_moved(moves)
         assert self._table is not None
