@@ -61,6 +61,7 @@ from launchers.host.sweep import (
     fork_under_reaper,
     is_exiting,
     name_process,
+    signal_all,
 )
 from launchers.host.usage import UsageMeter
 from launchers.host.worker import leave, prepare_output, run_worker
@@ -232,7 +233,7 @@ class Agent:
         self._departing = False
         self._terminated_by = 0
         self._memory_kills = count_memory_kills()
-        #: Workers whose processes were not waited for.
+        #: Workers whose processes were not waited for, so that the system cannot have reused their numbers.
         self._by_pid: dict[int, _WorkerProcess] = {}
         self._shared_fds = shared_fds
         #: When a worker must be checked again.
@@ -393,7 +394,7 @@ class Agent:
                     self._tell(worker, frame)
                 worker.owes_stacks = True
                 # A stopped process reads nothing, so SIGCONT makes it continue.
-                _signal(worker.pid, signal.SIGCONT)
+                signal_all([worker.pid], signal.SIGCONT)
             case Terminate():
                 self._note_asked(worker)
                 if worker.owes_stacks:
@@ -403,7 +404,7 @@ class Agent:
             case Kill():
                 self._note_asked(worker)
                 if worker.status is None:  # its children are ended when it is removed
-                    _signal(worker.pid, signal.SIGKILL)
+                    signal_all([worker.pid], signal.SIGKILL)
             case _:
                 self._tell(worker, frame)
 
@@ -486,7 +487,7 @@ class Agent:
             if worker.signal_at <= time.monotonic():
                 worker.signal_at = math.inf
                 if worker.status is None and not has_stacks(worker.stacks_fd):
-                    _signal(worker.pid, STACKS_SIGNAL)
+                    signal_all([worker.pid], STACKS_SIGNAL)
 
     def _on_terminate(self, signum: int, stack: object) -> None:  # noqa: ARG002
         # This may interrupt anything, such as a write to the launcher, so `_on_wake` does the rest.
@@ -680,8 +681,7 @@ class Agent:
         self._out.put(LinkFrame("departing"))
         for worker in self._workers.values():
             self._note_asked(worker)
-            if worker.status is None:
-                _signal(worker.pid, signal.SIGTERM)
+        signal_all(self._by_pid, signal.SIGTERM)
         self._leave_if_departed()
 
     def _leave_if_departed(self) -> None:
@@ -770,9 +770,7 @@ class Agent:
             stop = RequestStop(worker.name, interrupts=True)
             self._tell(worker, LinkFrame(*to_fields(stop)))
         self._await_workers(_ORPHAN_NOTICE_S)
-        for worker in self._workers.values():
-            if worker.status is None:
-                _signal(worker.pid, signal.SIGKILL)
+        signal_all(self._by_pid, signal.SIGKILL)
         self._await_workers(4 * _CHILDREN_S)
 
     def _await_workers(self, timeout_s: float) -> None:
@@ -817,12 +815,6 @@ def _is_empty(pgid: int) -> bool:
     except PermissionError:  # some systems report this for zombies
         pass
     return False
-
-
-def _signal(pid: int, signum: int) -> None:
-    """Signals a worker that was not waited for, so that the system cannot have reused its number."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signum)
 
 
 def _signal_group(pgid: int, signum: int) -> None:

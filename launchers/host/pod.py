@@ -18,8 +18,6 @@ from pathlib import Path
 MAY_COME_BACK = 75
 #: Exit code of a pod that is not needed any more.
 _FOR_GOOD = 1
-#: Seconds, and the number of unanswered probes, by the names of Linux.
-_KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 #: Most bytes of a piece on the link, and the bytes of its size, which comes before it.
 _PIECE_BYTES = 1 << 16
 _SIZE_BYTES = 4
@@ -165,7 +163,7 @@ async def _dial(
             # forever for a supervisor whose machine is lost meanwhile.
             plain = writer.get_extra_info("socket")
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in _KEEPALIVE.items():
-                if hasattr(socket, option):
-                    plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
             return reader, writer

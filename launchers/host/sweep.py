@@ -39,7 +39,7 @@ def end_marked(mark: str, *, spare: tuple[int, ...] = ()) -> None:
     """Ends by force all processes of this user that carry a mark, except those to spare."""
     give_up_at = time.monotonic() + _GIVE_UP_S
     while found := [pid for pid in marked(MARK, mark) if pid not in spare]:
-        _signal_all(found, signal.SIGKILL)
+        signal_all(found, signal.SIGKILL)
         if time.monotonic() > give_up_at:
             return
         time.sleep(_PAUSE_S)
@@ -85,12 +85,12 @@ def end_children(*, clock: Callable[[], float] = time.monotonic) -> None:
     while found := set(_children(os.getpid())):
         now = clock()
         if now < kill_at:
-            _signal_all(found - told, signal.SIGTERM)
+            signal_all(found - told, signal.SIGTERM)
             told |= found
         elif now < give_up_at:
             # Counted from the first SIGKILL, because this process may have stood still until then.
             give_up_at = min(give_up_at, now + _GIVE_UP_S)
-            _signal_all(found, signal.SIGKILL)
+            signal_all(found, signal.SIGKILL)
         else:
             return
         with contextlib.suppress(ChildProcessError):
@@ -99,7 +99,8 @@ def end_children(*, clock: Callable[[], float] = time.monotonic) -> None:
         time.sleep(_PAUSE_S)
 
 
-def _signal_all(pids: Iterable[int], signum: int) -> None:
+def signal_all(pids: Iterable[int], signum: int) -> None:
+    """Signals processes, as far as they are there."""
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, signum)
@@ -159,19 +160,12 @@ def fork_under_reaper(mark: str) -> None:
 
 
 def _keep_watch(agent: int, mark: str) -> int:
+    """Waits for the end of the agent, passes requests to end on to it, and ends what it left."""
     name_process("launchpad-reap", "launchpad reaper")
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):
         os.dup2(null, fd)
     adopt_orphans()
-    code = os.waitstatus_to_exitcode(_await(agent))
-    end_children()
-    end_marked(mark, spare=(os.getpid(),))
-    return code if code >= 0 else 128 - code
-
-
-def _await(agent: int) -> int:
-    """Waits for the end of the agent, passes requests to end on to it, and returns its status."""
     # One at a time, so that the number of a process that was waited for is never signalled.
     while (ended := os.waitpid(agent, os.WNOHANG))[0] == 0:
         signum = signal.sigwait(_AWAITED)
@@ -179,4 +173,7 @@ def _await(agent: int) -> int:
             os.kill(agent, signal.SIGTERM)
         elif signum == FORCE_SIGNAL:
             os.kill(agent, signal.SIGKILL)
-    return ended[1]
+    code = os.waitstatus_to_exitcode(ended[1])
+    end_children()
+    end_marked(mark, spare=(os.getpid(),))
+    return code if code >= 0 else 128 - code

@@ -208,10 +208,9 @@ def mismatches(
     here: Facts, there: Facts, requires: Mapping[str, str], *, in_pods: bool = False
 ) -> Iterator[str]:
     """Yields why code of this process cannot run at a host, as far as an image may not choose."""
-    wanted = f"{here.implementation} {_dotted(here.python[:2])}"
-    found = f"{there.implementation} {_dotted(there.python[:2])}"
-    if found != wanted:
-        remedy = (_OTHER_IMAGE if in_pods else _OTHER_PYTHON).format(_dotted(here.python[:2]))
+    minor = here.python[:2]
+    if (there.implementation, there.python[:2]) != (here.implementation, minor):
+        remedy = (_OTHER_IMAGE if in_pods else _OTHER_PYTHON).format(_dotted(minor))
         yield (
             f"{there.executable} is {there.implementation} {_dotted(there.python)}, the program is "
             f"launched by {_dotted(here.python)}: code travels between the same minor versions "

@@ -22,9 +22,8 @@ _KEPT_RUNS = 50
 #: Only folders unchanged for so many seconds are removed: a program may run on another machine.
 _LEAST_AGE_S = 24 * 60 * 60.0
 _MADE_AT = "%Y%m%d-%H%M%S"
-#: The end of the name of a run's folder, and its length: when the folder was made, and some digits.
-_MADE = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{6}")
-_MADE_LENGTH = 23
+#: The end of the name of a run's folder: when the folder was made, and some digits.
+_MADE = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{6}$")
 
 
 def make_run_folder(program: str, named: Path | None = None) -> Path:
@@ -67,18 +66,19 @@ def _remove_old_runs(base: Path, keep: int) -> None:
     # A folder that cannot be read must not prevent a launch.
     with contextlib.suppress(OSError):
         # Sorted by name, which is cheap: there may be thousands, most of the last hours.
-        runs = {entry.name[-_MADE_LENGTH:]: entry for entry in os.scandir(base)}
-        made = sorted(filter(_MADE.fullmatch, runs))
+        entries = os.scandir(base)
+        runs = {found[0]: each for each in entries if (found := _MADE.search(each.name))}
+        made = sorted(runs)
         before = time.time() - _LEAST_AGE_S
         made_before = time.strftime(f"-{_MADE_AT}", time.localtime(before))
         oldest = [runs[each] for each in made[: max(0, len(made) - keep)] if each < made_before]
         old = [Path(entry) for entry in oldest if entry.is_dir(follow_symlinks=False)]
         if not old:
             return
-        entries, passed_over = running_programs()
+        running, passed_over = running_programs()
         if passed_over:
             return  # a program of another version may use any of them
-        used = {Path(each.log_dir).resolve() for each in entries if each.log_dir}
+        used = {Path(each.log_dir).resolve() for each in running if each.log_dir}
         for path in old:
             if path.resolve() not in used and _is_own_and_unchanged_since(path, before):
                 shutil.rmtree(path, ignore_errors=True)
