@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -75,8 +75,8 @@ class ProgramElsewhere(WatchedProgram):
     ) -> Mapping[str, Any]:
         """Returns what nodes answer to a question; LaunchError if no supervisor answers."""
         only = None if nodes is None else sorted(nodes)
-        options = {"nodes": only, "timeout_s": timeout_s}
-        found: Mapping[str, Any] = self._answer_to("ask", [question, argument], options, timeout_s)
+        asked = {"question": question, "argument": argument, "nodes": only, "timeout_s": timeout_s}
+        found: Mapping[str, Any] = self._answer_to("ask", timeout_s, **asked)
         return found
 
     def stacks(self) -> Mapping[str, str]:
@@ -90,14 +90,8 @@ class ProgramElsewhere(WatchedProgram):
         found: Mapping[str, Any] = self._answer_to("wait_graph")
         return found
 
-    def _answer_to(
-        self,
-        method: str,
-        arguments: Sequence[Any] = (),
-        options: Mapping[str, Any] | None = None,
-        more_s: float = 0.0,
-    ) -> Any:
-        question = json.dumps([secrets.token_hex(8), method, arguments, options or {}])
+    def _answer_to(self, method: str, more_s: float = 0.0, /, **arguments: Any) -> Any:
+        question = json.dumps([secrets.token_hex(8), method, arguments])
         with self._asking:  # a supervisor knows only the newest question
             self._ask_supervisor(question)
             give_up_at = time.monotonic() + self.answer_s + more_s
@@ -217,10 +211,10 @@ def answer_for(program: RunningProgram, question: str) -> str:
     """Returns the answer of a program to a question, of whatever version; neither may end it."""
     value, error = None, ""
     try:
-        _, method, arguments, options = json.loads(question)
+        _, method, arguments = json.loads(question)
         if method not in _ASKED:
             raise LaunchError(f"a supervisor of this version is not asked for {method!r}")
-        value = getattr(program, method)(*arguments, **options)
+        value = getattr(program, method)(**arguments)
     except LaunchError as refused:
         error = str(refused)
     except Exception as refused:  # noqa: BLE001 - it is reported

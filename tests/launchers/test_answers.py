@@ -29,7 +29,7 @@ def test_a_node_that_has_ended_answers_no_more_also_if_it_has_started_again() ->
 
 def test_a_supervisor_refuses_what_it_does_not_understand() -> None:
     program = cast("RunningProgram", SimpleNamespace(why=lambda: "none"))
-    asked = (["1", "why", [], {}], ["2", "why", [], {"later": True}], ["3", "stop", [], {}], [])
+    asked = (["1", "why", {}], ["2", "why", {"later": True}], ["3", "stop", {}], [])
     found = [json.loads(answer_for(program, json.dumps(each))) for each in asked]
     assert found[0] == {"value": "none", "error": ""}
     errors = ("unexpected keyword argument 'later'", "is not asked for 'stop'", "not enough values")
@@ -40,14 +40,14 @@ def test_a_question_that_takes_long_delays_no_other(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("launchers.host.agent.allow_many_files", lambda: None)
     is_over, answered = threading.Event(), queue.Queue[str]()
 
-    def ask(_: str) -> str:
+    def ask(question: str) -> str:
         return "late" if is_over.wait(30) else "never"
 
     program = SimpleNamespace(ask=ask, why=lambda: "soon", join=is_over.wait)
     order = SimpleNamespace(
         stand_in=lambda: None, with_work=lambda _: None, shipment=lambda _: None
     )
-    questions = [json.dumps(["1", "ask", ["profile"], {}]), json.dumps(["2", "why", [], {}])]
+    questions = [json.dumps(["1", "ask", {"question": "profile"}]), json.dumps(["2", "why", {}])]
     channel: Any = SimpleNamespace(
         look_s=0.01,
         tell=lambda _: None,
