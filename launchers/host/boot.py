@@ -66,11 +66,8 @@ def main(hello: "dict[str, Any] | None" = None) -> None:
         os.environ[hello["mark_variable"]] = hello["mark"]
         os.chdir(_folder(hello))
         from launchers.host.agent import main as become_agent
-    except OSError as error:
-        link.write("failed", text=_explain(error, hello))
-        sys.exit(1)
     except Exception as error:  # noqa: BLE001 - the launcher tells the user
-        link.write("failed", text="%s: %s" % (type(error).__name__, error))
+        link.write("failed", text=_explain(error, hello))
         sys.exit(1)
     link.write("ready")
     link.restore()
@@ -154,7 +151,9 @@ def _version_of(name: str) -> "str | None":
     return None
 
 
-def _explain(error: OSError, hello: "dict[str, Any]") -> str:
+def _explain(error: Exception, hello: "dict[str, Any]") -> str:
+    if not isinstance(error, OSError):
+        return "%s: %s" % (type(error).__name__, error)
     where = error.filename or hello["cache"] or "the home folder"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (

@@ -51,11 +51,9 @@ def candidate_addresses() -> list[str]:
         for address in addresses
         if (card not in cards or cards[card].isup) and _is_candidate(address)
     ]
-    found.sort(key=lambda each: ":" in each)
     # "client client-port server server-port", as sshd writes it.
-    session = os.environ.get("SSH_CONNECTION", "").split()
-    first = [session[2]] if len(session) == 4 and session[2] in found else []
-    return list(dict.fromkeys([*first, *found]))
+    came_in = os.environ.get("SSH_CONNECTION", "").split()[2:3]
+    return sorted(dict.fromkeys(found), key=lambda each: ([each] != came_in, ":" in each))
 
 
 def _is_candidate(address: Any) -> bool:
