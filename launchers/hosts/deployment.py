@@ -84,6 +84,7 @@ class Deployment:
     specs: tuple[HostSpec, ...]
     wanted: HostOptions
     shipment: Shipment
+    reach_host: ReachHost  # starts a bare interpreter on a host
     ways: Views | None = None  # None: the hosts find out how they reach each other
     issue: Issue | None = None  # None: the run gets an authority of its own
     output: Output | None = None  # None: this process shows it, unless the options say `quiet`
@@ -91,33 +92,30 @@ class Deployment:
 
 
 def deploy(
-    deployment: Deployment,
-    reach_host: ReachHost,
-    limit_s: float,
-    make_fleet: MakeFleet | None = None,
+    deployment: Deployment, limit_s: float, make_fleet: MakeFleet | None = None
 ) -> RunningProgram:
     """Starts a program on several hosts; returns when its addresses are known and bound.
 
-    `reach_host` starts a bare interpreter on a host. `make_fleet` combines the hosts once their
-    nodes are placed. LaunchError: the program cannot be started; no part of it is left.
+    `make_fleet` combines the hosts once their nodes are placed. LaunchError: the program cannot be
+    started; no part of it is left.
     """
     # First, because it raises if the package `cryptography` is missing.
     issue = deployment.issue or Authority(deployment.plan.program).issue
     if deployment.output is None and not deployment.options.quiet:
         deployment = dataclasses.replace(deployment, output=Console())
     with contextlib.ExitStack() as undo:
-        hosts = _bring_up(deployment, deployment.specs, reach_host, limit_s, undo)
+        hosts = _bring_up(deployment, deployment.specs, limit_s, undo)
         survey = _survey(deployment, hosts)
-        program = Starter(deployment, hosts, survey, issue, reach_host).start(undo, make_fleet)
+        program = Starter(deployment, hosts, survey, issue).start(undo, make_fleet)
         undo.pop_all()
     return program
 
 
-def try_host(deployment: Deployment, reach_host: ReachHost, limit_s: float) -> Finding:
+def try_host(deployment: Deployment, limit_s: float) -> Finding:
     """Reaches the one host of a deployment as `deploy` does, then ends its agent."""
     (name,) = (each.name for each in deployment.specs)
     with contextlib.ExitStack() as undo:
-        hosts = _bring_up(deployment, deployment.specs, reach_host, limit_s, undo)
+        hosts = _bring_up(deployment, deployment.specs, limit_s, undo)
         survey = _survey(deployment, hosts)
     address = survey.views.address(LAUNCHER, name)
     if address is None:
@@ -127,11 +125,7 @@ def try_host(deployment: Deployment, reach_host: ReachHost, limit_s: float) -> F
 
 
 def _bring_up(
-    deployment: Deployment,
-    specs: Iterable[HostSpec],
-    reach_host: ReachHost,
-    limit_s: float,
-    undo: contextlib.ExitStack,
+    deployment: Deployment, specs: Iterable[HostSpec], limit_s: float, undo: contextlib.ExitStack
 ) -> dict[str, AgentHost]:
     shipment, wanted = deployment.shipment, deployment.wanted
     hello = Hello(
@@ -144,7 +138,7 @@ def _bring_up(
     )
     arrivals = []
     for spec in specs:
-        arrivals.append(reach_host(spec, hello))
+        arrivals.append(deployment.reach_host(spec, hello))
         undo.callback(arrivals[-1].close)
     hosts: dict[str, AgentHost] = {}
     undo.callback(lambda: close_all([*hosts.values()]))
@@ -299,7 +293,6 @@ class Starter:
         hosts: Mapping[str, AgentHost],
         survey: _Survey,
         issue: Issue,
-        reach_host: ReachHost,
     ) -> None:
         self._deployment = deployment
         self._plan = deployment.plan
@@ -310,7 +303,6 @@ class Starter:
         self._table: AddressTable | None = None
         self._secret = Secret.generate()
         self._issue = issue
-        self._reach_host = reach_host
         self._tunnels = Tunnels(hosts)
         self.placement: Mapping[str, str] = {}
         self._logs: tuple[Path, NodeLogs | None, float] = (Path(), None, math.inf)
@@ -359,7 +351,7 @@ class Starter:
         """Returns a host that was lost and came back, with its nodes at the same ports."""
         (spec,) = (each for each in self._deployment.specs if each.name == host.name)
         with contextlib.ExitStack() as undo:
-            (again,) = _bring_up(self._deployment, [spec], self._reach_host, limit_s, undo).values()
+            (again,) = _bring_up(self._deployment, [spec], limit_s, undo).values()
             # An agent that is told to quit ends its pod with success, and no other pod would replace it.
             undo.callback(again.hang_up)
             machine = _survey(self._deployment, {again.name: again}).machines[again.name]

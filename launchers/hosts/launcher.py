@@ -128,11 +128,10 @@ class HostsLauncher(Launcher):
         if not self._specs:
             return {}
         plan = LaunchPlan("doctor", self.name, self.description, ())
-        whole = Deployment(plan, LaunchOptions(), self._specs, self._wanted, pack_up(()))
+        whole = self._deployment(plan, LaunchOptions())
 
         def check(spec: HostSpec) -> Finding:
-            one = dataclasses.replace(whole, specs=(spec,))
-            return try_host(one, self._reach, self._connect_s)
+            return try_host(dataclasses.replace(whole, specs=(spec,)), self._connect_s)
 
         return {f"host {spec.name}": functools.partial(check, spec) for spec in self._specs}
 
@@ -169,9 +168,11 @@ class HostsLauncher(Launcher):
                 is taken. Lists the mistakes of all hosts.
         """
         check_standard_library()
+        return deploy(self._deployment(plan, options), self._connect_s)
+
+    def _deployment(self, plan: LaunchPlan, options: LaunchOptions) -> Deployment:
         shipment = pack_up(plan.executables)
-        deployment = Deployment(plan, options, self._specs, self._wanted, shipment)
-        return deploy(deployment, self._reach, self._connect_s)
+        return Deployment(plan, options, self._specs, self._wanted, shipment, self._reach)
 
     def _reach(self, spec: HostSpec, hello: Hello) -> Arrival:
         return Arrival(spec.name, self.command(spec, self._there(spec)), hello)

@@ -102,6 +102,7 @@ class _Supervision:
             specs=tuple(HostSpec(host, address=at) for host, at in order.addresses.items()),
             wanted=HostOptions(order.hosts, tunnel=Tunnel.NEVER, silence_s=order.silence_s),
             shipment=shipment,
+            reach_host=self._reach,
             ways=same_for_all(order.addresses),
             issue=lambda *_: tls,
             output=self._records,
@@ -109,7 +110,7 @@ class _Supervision:
         )
         # Pods of an earlier supervisor may take so long to come back.
         limit_s = order.schedule_s + (LONGEST_BACKOFF_S if order.begins_anew else 0.0)
-        program = deploy(deployment, self._reach, limit_s, self._make_fleet)
+        program = deploy(deployment, limit_s, self._make_fleet)
         assert isinstance(program, SupervisedProgram)
         return program
 

@@ -78,8 +78,8 @@ class Allocation:
     def deploy(
         self, plan: LaunchPlan, options: LaunchOptions, wanted: HostOptions, shipment: Shipment
     ) -> RunningProgram:
-        deployment = Deployment(plan, options, self.specs, wanted, shipment)
-        return deploy(deployment, self._reach, _ARRIVE_S)
+        deployment = Deployment(plan, options, self.specs, wanted, shipment, self._reach)
+        return deploy(deployment, _ARRIVE_S)
 
     def _reach(self, spec: HostSpec, hello: Hello) -> Arrival:
         return Arrival(spec.name, self.command(spec), hello)

@@ -209,6 +209,12 @@ class Cluster:
             for host in hosts.values():
                 self.start(host)
         tls = read_trust(self.trust)
+
+        def reach(spec: HostSpec, hello: Hello) -> Arrival:
+            self.is_about_to_wait.set()
+            self.may_wait.wait()
+            return Arrival(spec.name, ("its pod",), hello, self.exchange.expect(spec.name))
+
         deployment = Deployment(
             plan=plan,
             options=LaunchOptions(notice_s, self.folder / "crash"),
@@ -217,16 +223,12 @@ class Cluster:
                 hosts, tunnel=Tunnel.NEVER, silence_s=silence_s, cache=str(self._cache)
             ),
             shipment=pack_up(plan.executables),
+            reach_host=reach,
             ways=same_for_all(dict.fromkeys(hosts.values(), "127.0.0.1")),
             issue=lambda *_: tls,
             output=self.shown,
             in_pods=True,
         )
-
-        def reach(spec: HostSpec, hello: Hello) -> Arrival:
-            self.is_about_to_wait.set()
-            self.may_wait.wait()
-            return Arrival(spec.name, ("its pod",), hello, self.exchange.expect(spec.name))
 
         def make_fleet(starter: Starter, supervised: SupervisedProgram) -> PodFleet:
             readmit = starter.readmit
@@ -244,7 +246,7 @@ class Cluster:
             starter.readmit = readmit_and_lose  # type: ignore[method-assign]
             return PodFleet(starter, supervised, wait_s, self.exchange, lambda: comes_back)
 
-        running = deploy(deployment, reach, limit_s, make_fleet)
+        running = deploy(deployment, limit_s, make_fleet)
         self._launched = LaunchedProgram(program, running)
         return self._launched
 
