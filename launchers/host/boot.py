@@ -2,7 +2,7 @@
 
 The launcher sends it as text to an interpreter of unknown version that has none of our packages. So
 it imports only the standard library, and Python 3.8 can run it. Frames have the format of
-`launchers.host.link`: hello and ship come in; facts, note, ready or failed go out. After `ready`,
+`launchers.host.link`: ship comes in; facts, note, ready or failed go out. After `ready`,
 the agent continues at the same descriptors.
 """
 
@@ -35,21 +35,19 @@ _KEEP_S = 30 * 24 * 3600
 SOURCE = ""
 #: How many lines are shown of an installation that failed.
 _LAST_LINES = 20
-#: Seconds to wait for the first message of the launcher, and until it has packed code.
-_HELLO_S = 60.0
+#: Seconds to wait until the launcher has packed code.
+_PACKING_S = 60.0
 #: How many waits in turn make up the silence after which the launcher counts as gone.
 _TURNS = 8
 #: Seconds between two checks of an installation.
 _LOOK_S = 0.1
 
 
-def main(hello: "dict[str, Any] | None" = None) -> None:
-    """Exchanges messages with the launcher, then becomes the agent."""
+def main(hello: "dict[str, Any]", *, is_first: bool = True) -> None:
+    """Exchanges messages with the launcher, which said `hello`, then becomes the agent."""
     link = _LauncherLink()
-    is_first = hello is None
-    if hello is None:
+    if is_first:
         os.write(link.output, MARKER)
-        hello = link.read("hello")
     try:
         if is_first and hello["requirements"] is not None:
             _go_on_in_environment(link, hello)
@@ -88,7 +86,7 @@ class _LauncherLink:
         self.output = os.dup(1)
         os.dup2(2, 1)
         #: Seconds of silence after which the launcher counts as gone.
-        self.silence_s = _HELLO_S
+        self.silence_s = _PACKING_S
 
     def read(self, op: str) -> "dict[str, Any]":
         length, _ = _HEADER.unpack(self.take(_HEADER.size))
@@ -254,8 +252,8 @@ def _go_on_in_environment(link: _LauncherLink, hello: "dict[str, Any]") -> None:
             with open(done, "w"):
                 pass
     with tempfile.TemporaryFile() as file:
-        source = SOURCE + "\nSOURCE = %r\nmain(json.loads(%r))\n" % (SOURCE, json.dumps(hello))
-        file.write(source.encode())
+        source = "\nSOURCE = %r\nmain(json.loads(%r), is_first=False)\n"
+        file.write((SOURCE + source % (SOURCE, json.dumps(hello))).encode())
         file.seek(0)
         descriptor = os.dup(file.fileno())
     os.set_inheritable(descriptor, True)

@@ -7,6 +7,7 @@ everything else through these pipes, because other users could read arguments.
 import collections
 import contextlib
 import dataclasses
+import json
 import math
 import subprocess
 import sys
@@ -83,16 +84,17 @@ class Hello:
     in_pod: bool = False
 
     def encode(self) -> bytes:
-        """Returns the bytes to send: the program, and the first frame that it reads."""
-        source = Path(boot.__file__).read_text()
-        program = f"{source}\nSOURCE = {source!r}\nmain()\n".encode()
+        """Returns the bytes to send: the program, and before it its length."""
         fields = {
             **dataclasses.asdict(self),
             "folder": str(Path.cwd()),
             "mark_variable": MARK,
             "mark": uuid.uuid4().hex,
         }
-        return b"%d\n" % len(program) + program + LinkFrame("hello", fields).encode()
+        source = Path(boot.__file__).read_text()
+        start = f"\nSOURCE = {source!r}\nmain(json.loads({json.dumps(fields)!r}))\n"
+        program = f"{source}{start}".encode()
+        return b"%d\n" % len(program) + program
 
 
 def pythons(python: str | None) -> list[str]:
@@ -125,11 +127,7 @@ class Arrival:
     """A host whose agent is starting."""
 
     def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        hello: Hello,
-        process: Reach | None = None,
+        self, name: str, command: Sequence[str], hello: Hello, process: Reach | None = None
     ) -> None:
         """Starts the command, unless a `process` already carries bytes to the host and back."""
         self.name = name
