@@ -98,9 +98,10 @@ class Carrier:
         """Gives all replicas the array of one of them, in place."""
 
     def buffer(self, nbytes: int) -> Array:
-        """Returns zeroed memory as uint8 with which `all_reduce` and `broadcast` are fastest.
+        """Returns zeroed memory as uint8 with which `all_reduce` is fastest, from its begin.
 
-        All replicas call it in the same order with the same sizes. The memory is the caller's.
+        All replicas call it in the same order with the same sizes, and reduce the same ones
+        together. The memory is the caller's.
         """
         import numpy as np
 

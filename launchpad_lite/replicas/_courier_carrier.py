@@ -17,7 +17,7 @@ from launchpad_lite.replicas._carrier import Array, Carrier, CollectiveCall, Op,
 from launchpad_lite.replicas._leaders import Courier, Leaders
 from launchpad_lite.replicas._mailbox import Box
 from launchpad_lite.replicas._operations import ArrayOperation
-from launchpad_lite.replicas._shared_arrays import Answer, SharedArrays
+from launchpad_lite.replicas._shared_arrays import SharedArrays
 from launchpad_lite.replicas._shared_memory import (
     DIGEST_BYTES,
     SLOT_BYTES,
@@ -149,8 +149,9 @@ class CourierCarrier(Carrier):
         if self._arrays is None:
             self._meet(call)
         else:
-            enter = functools.partial(self._meet, call)
-            self._arrays.all_reduce(array, operation, enter, last=is_last)
+            buffer = 0 if self._own is None else self._own.find(array)
+            enter = functools.partial(self._meet, call, buffer=buffer)
+            self._arrays.all_reduce(array, operation, buffer, enter, last=is_last)
         if self._leaders is not None:
             self._leaders.all_reduce(array, operation)
         if not is_last:
@@ -171,18 +172,18 @@ class CourierCarrier(Carrier):
     def _spread(self, array: Array) -> None:
         if self._arrays is not None:
             self._arrays.next_turn()
-            self._arrays.broadcast(array, 0, self._meet_group)
+            self._arrays.broadcast(array, 0, self._arrays.meet)
 
     def _gather(
-        self, payload: _payload.Payload, enter: Callable[[], object]
+        self, payload: _payload.Payload, enter: Callable[[], None]
     ) -> list[_payload.Payload]:
         if self._arrays is None:
             enter()
             payloads: list[_payload.Payload] = [[part.copy() for part in payload]]
         else:
-            self._arrays.offer(payload)
+            offered = self._arrays.offer(payload)
             enter()
-            payloads = self._arrays.collect()
+            payloads = self._arrays.collect(offered)
         return payloads if self._is_one_group else self._gather_groups(payloads)
 
     def _gather_groups(self, payloads: list[_payload.Payload]) -> list[_payload.Payload]:
@@ -191,9 +192,9 @@ class CourierCarrier(Carrier):
             everything = self._leaders.all_gather(payloads)
         if self._arrays is not None:
             self._arrays.next_turn()
-            self._arrays.offer(_payload.pack(everything))
+            offered = self._arrays.offer(_payload.pack(everything))
             self._arrays.meet()
-            everything = _payload.unpack(self._arrays.collect()[0])
+            everything = _payload.unpack(self._arrays.collect(offered)[0])
         by_rank = {
             rank: payload
             for leader, ranks in self._groups.items()
@@ -201,47 +202,33 @@ class CourierCarrier(Carrier):
         }
         return [by_rank[rank] for rank in range(self.size)]
 
-    def _meet(
-        self, call: CollectiveCall, place: tuple[int, int] = (0, 0), small: "_Small | None" = None
-    ) -> Answer:
+    def _meet(self, call: CollectiveCall, small: "_Small | None" = None, buffer: int = 0) -> None:
         """Meets all replicas, which make the same call: else this raises an error in all."""
         text = f"{call.number} {call.signature}\n{call.facts}"
         digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
-        report = ReplicaReport(0, *place, digest)
+        report = ReplicaReport(0, buffer, digest)
 
-        def decide(reports: Sequence[ReplicaReport]) -> Answer:
-            answer = _compare(reports)
+        def decide(reports: Sequence[ReplicaReport]) -> bool:
+            is_same = len({(each.buffer, each.digest) for each in reports}) == 1
             if self._leaders is not None:
-                return self._meet_groups(self._leaders, answer, digest, small)
-            if small is not None and answer is not Answer.DIFFERENT:
+                return self._meet_groups(self._leaders, digest if is_same else None, small)
+            if small is not None and is_same:
                 small.combine(small.parts, last=True)
-            return answer
+            return is_same
 
-        if self._group is None:
-            answer = decide([report])
-        else:
-            answer = Answer(self._group.meet(report, decide))
-        if answer is Answer.DIFFERENT:
-            self._raise_mismatch(call)
-        return answer
-
-    def _meet_groups(
-        self, leaders: Leaders, answer: Answer, digest: bytes, small: "_Small | None"
-    ) -> Answer:
-        item: tuple[bytes | None, Array | None] = None, None
-        if answer is not Answer.DIFFERENT:
-            item = digest, None if small is None else small.combine(small.parts, last=False)
-        is_same, result = leaders.meet(item, functools.partial(_join, small))
+        is_same = decide([report]) if self._group is None else self._group.meet(report, decide)
         if not is_same:
-            return Answer.DIFFERENT
-        if small is not None and result is not small.parts[0]:
-            small.parts[0][:] = result
-        return answer
+            self._raise_mismatch(call)
 
-    def _meet_group(self, place: tuple[int, int]) -> Answer:
-        """Meets the replicas of the group, whose calls were compared before."""
-        assert self._group is not None
-        return Answer(self._group.meet(ReplicaReport(0, *place), _compare))
+    def _meet_groups(self, leaders: Leaders, digest: bytes | None, small: "_Small | None") -> bool:
+        """Returns whether all groups make the same call; the digest is None if this one does not."""
+        part: Array | None = None
+        if digest is not None and small is not None:
+            part = small.combine(small.parts, last=False)
+        is_same, result = leaders.meet((digest, part), functools.partial(_join, small))
+        if is_same and small is not None and result is not small.parts[0]:
+            small.parts[0][:] = result
+        return bool(is_same)
 
     def _raise_mismatch(self, call: CollectiveCall) -> NoReturn:
         if self._arrays is not None:
@@ -249,7 +236,7 @@ class CourierCarrier(Carrier):
         meet = (lambda: None) if self._arrays is None else self._arrays.meet
         calls = [_payload.unpack(each) for each in self._gather(_payload.pack(call), meet)]
         check_same(calls)
-        raise AssertionError(f"the calls were different, and now are not: {calls}")
+        raise AssertionError(f"the same calls, with arrays in different buffers: {calls}")
 
     def _connect(self) -> None:
         places = self._meet_all(_PLACES, None if self._own is None else self._own.place)
@@ -257,8 +244,8 @@ class CourierCarrier(Carrier):
         groups = divide(self._machines, self._meet_all(_OPENED, self._group is not None))
         self._groups = {ranks[0]: ranks for ranks in groups}
         self._members = next(ranks for ranks in groups if self.rank in ranks)
-        if self._group is not None and self._own is not None and len(self._members) > 1:
-            self._arrays = SharedArrays(self._own, self._group)
+        if self._group is not None and len(self._members) > 1:
+            self._arrays = SharedArrays(self._group)
         elif self._group is not None:
             self._group.close()
             self._group = None
@@ -309,16 +296,6 @@ def divide(machines: Sequence[str], has_opened: Sequence[bool]) -> list[list[int
     for rank, machine in enumerate(machines):
         groups.setdefault(rank if machine in apart else machine, []).append(rank)
     return list(groups.values())
-
-
-def _compare(reports: Sequence[ReplicaReport]) -> Answer:
-    first = reports[0]
-    if any(report.digest != first.digest for report in reports):
-        return Answer.DIFFERENT
-    place = first.buffer, first.offset
-    if any((report.buffer, report.offset) != place for report in reports):
-        return Answer.MIXED
-    return Answer.PLACED if first.buffer else Answer.SAME
 
 
 def _join(

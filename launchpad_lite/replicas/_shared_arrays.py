@@ -3,7 +3,6 @@
 Nothing here compares calls: the caller passes the first meeting of each operation, which does.
 """
 
-import enum
 import struct
 from collections.abc import Callable, Sequence
 
@@ -13,39 +12,22 @@ from launchpad_lite.replicas._operations import ArrayOperation, blocks, share
 from launchpad_lite.replicas._shared_memory import (
     CHUNK_BYTES,
     SLOT_BYTES,
-    OwnMemory,
     ReplicaReport,
     SharedGroup,
 )
 
-#: Before a payload in a slot: the descriptor of its memory, or -1 if it is in the slot; and its
-#: size.
-_HEAD = struct.Struct("<qq")
+#: The size of a payload, in a slot; the payload follows if it is small.
+_HEAD = struct.Struct("<q")
 _HEAD_BYTES = 64
-
-
-class Answer(enum.IntEnum):
-    """The result of the first meeting of a call."""
-
-    #: All make the same call.
-    SAME = 0
-    #: The same call, and their arrays lie at the same place of the same buffer.
-    PLACED = 1
-    #: The same call; some arrays lie in buffers, but not all at the same place.
-    MIXED = 2
-    #: They make different calls.
-    DIFFERENT = 3
-
-
-#: Meets all others; takes the place of the own array.
-Enter = Callable[[tuple[int, int]], Answer]
+_SMALL_BYTES = SLOT_BYTES - _HEAD_BYTES
+#: Meets all others, which make the same call.
+Enter = Callable[[], None]
 
 
 class SharedArrays:
     """The arrays of one group of replicas. For one thread."""
 
-    def __init__(self, own: OwnMemory, group: SharedGroup) -> None:
-        self._own = own
+    def __init__(self, group: SharedGroup) -> None:
         self._group = group
         #: Counts used slots and chunks, so that a replica fills only those that no other reads.
         self._turn = 0
@@ -62,75 +44,78 @@ class SharedArrays:
         offers[self._group.index][:] = array
         return offers
 
-    def offer(self, payload: _payload.Payload) -> None:
+    def offer(self, payload: _payload.Payload) -> Array:
+        """Offers a payload of any size to the others; returns what `collect` needs."""
+        import numpy as np
+
         slot = self._group.slot(self._group.index, self._turn)
         nbytes = _payload.written_bytes(payload)
-        if nbytes <= SLOT_BYTES - _HEAD_BYTES:
-            descriptor, memory = -1, slot[_HEAD_BYTES:]
-        else:
-            descriptor, memory = self._own.lend(nbytes)
+        slot[: _HEAD.size] = memoryview(_HEAD.pack(nbytes))
+        is_small = nbytes <= _SMALL_BYTES
+        memory = slot[_HEAD_BYTES:] if is_small else np.empty(nbytes, np.uint8)
         _payload.write(payload, memory)
-        slot[: _HEAD.size] = memoryview(_HEAD.pack(descriptor, nbytes))
+        return memory
 
-    def collect(self) -> list[_payload.Payload]:
+    def collect(self, offered: Array) -> list[_payload.Payload]:
         """Returns the offers of all in this turn; the memory belongs to the caller."""
-        heads = [
-            _HEAD.unpack(self._group.slot(index, self._turn)[: _HEAD.size].tobytes())
-            for index in range(len(self._group))
-        ]
-        payloads: list[_payload.Payload] = [
-            _payload.read(self._copy(index, *head)) for index, head in enumerate(heads)
-        ]
-        if any(descriptor >= 0 for descriptor, _ in heads):
-            self.meet()
-            self._own.take_back()
+        import numpy as np
+
+        payloads: list[_payload.Payload] = []
+        for index in range(len(self._group)):
+            slot = self._group.slot(index, self._turn)
+            (nbytes,) = _HEAD.unpack(slot[: _HEAD.size].tobytes())
+            if nbytes <= _SMALL_BYTES:
+                memory = slot[_HEAD_BYTES : _HEAD_BYTES + nbytes].copy()
+            else:
+                is_mine = index == self._group.index
+                memory = offered if is_mine else np.empty(nbytes, np.uint8)
+                self._pass(memory, index, self.meet)
+            payloads.append(_payload.read(memory))
         return payloads
 
     def meet(self) -> None:
         """Waits until all replicas of the group are here."""
-        self._group.meet(ReplicaReport(0), lambda _: 0)
+        self._group.meet(ReplicaReport(0), lambda _: True)
 
     def all_reduce(
-        self, array: Array, operation: ArrayOperation, enter: Enter, *, last: bool
+        self, array: Array, operation: ArrayOperation, buffer: int, enter: Enter, *, last: bool
     ) -> None:
-        """Combines the arrays of all, in place; `enter` makes the first meeting."""
-        place = self._own.find(array)
-        parts = self._parts(array)
-        if not place[0]:
-            self._give(0, parts[0])
-        answer = enter(place)
-        if answer is Answer.PLACED:
-            self._reduce_in_place(array, operation, place, last)
+        """Combines the arrays of all, in place; `enter` makes the first meeting.
+
+        `buffer` is the number of that with the array, in all replicas; 0: there is none.
+        """
+        if buffer:
+            enter()
+            self._reduce_in_place(array, operation, buffer, last)
         else:
-            self._reduce_in_chunks(parts, operation, last, answer is Answer.SAME)
+            parts = self._parts(array)
+            self._give(0, parts[0])
+            enter()
+            self._reduce_in_chunks(parts, operation, last)
 
     def broadcast(self, array: Array, source: int, enter: Enter) -> None:
         """Copies the array of the replica with the index `source` to all, in place."""
-        is_source = source == self._group.index
-        if array.nbytes <= SLOT_BYTES:
-            slot = _as(self._group.slot(source, self._turn), array)
-            if is_source:
-                slot[:] = array
-            enter((0, 0))
-            array[:] = slot
+        if array.nbytes > SLOT_BYTES:
+            self._pass(array, source, enter)
             return
-        place = self._own.find(array)
-        parts = self._parts(array)
-        if is_source:
-            self._fill(0, parts[0])
-        if enter(place) is Answer.PLACED:
-            if not is_source:
-                array[:] = self._placed(source, place, array)
-            self.meet()  # the source may change it from now on
-        else:
-            self._pass_chunks(parts, source)
+        slot = _as(self._group.slot(source, self._turn), array)
+        if source == self._group.index:
+            slot[:] = array
+        enter()
+        array[:] = slot
 
-    def _copy(self, index: int, descriptor: int, nbytes: int) -> Array:
-        if descriptor >= 0:
-            return self._group.copy_lent(index, descriptor, nbytes)
-        slot = self._group.slot(index, self._turn)
-        copy: Array = slot[_HEAD_BYTES : _HEAD_BYTES + nbytes].copy()
-        return copy
+    def _pass(self, array: Array, source: int, enter: Enter) -> None:
+        """Copies a large array of one replica to all: while a chunk is read, the next is filled."""
+        is_source = source == self._group.index
+        parts = self._parts(array)
+        for step, part in enumerate(parts):
+            chunk = self._chunk(source, step, part)
+            if is_source:
+                chunk[:] = part
+            (self.meet if step else enter)()
+            if not is_source:
+                part[:] = chunk
+        self._number += len(parts)
 
     def _parts(self, array: Array) -> list[Array]:
         return [array[a:b] for a, b in blocks(len(array), array.itemsize, CHUNK_BYTES)]
@@ -138,22 +123,19 @@ class SharedArrays:
     def _chunk(self, index: int, step: int, like: Array) -> Array:
         return _as(self._group.chunk(index, self._number + step), like)
 
-    def _fill(self, step: int, part: Array) -> None:
-        self._chunk(self._group.index, step, part)[:] = part
-
     def _reduce_in_chunks(
-        self, parts: Sequence[Array], operation: ArrayOperation, last: bool, has_begun: bool
+        self, parts: Sequence[Array], operation: ArrayOperation, last: bool
     ) -> None:
-        # At the same time one chunk is filled, the one before combined, the one before that read.
-        for step in range(1 if has_begun else 0, len(parts) + 2):
+        # The first chunk is there. At the same time one is filled, the one before combined, the one
+        # before that read.
+        for step in range(1, len(parts) + 2):
             if step >= 2:
                 for part, chunk in self._shares_of_others(step - 2, parts[step - 2], 0):
                     part[:] = chunk
             if step < len(parts):
                 self._give(step, parts[step])
-            if 1 <= step <= len(parts):
-                self._combine(step - 1, parts[step - 1], operation, last)
             if step <= len(parts):
+                self._combine(step - 1, parts[step - 1], operation, last)
                 self.meet()
         self._number += len(parts)
 
@@ -177,28 +159,16 @@ class SharedArrays:
         operation.combine(arrays, out, last=last, copies=[own])
 
     def _reduce_in_place(
-        self, array: Array, operation: ArrayOperation, place: tuple[int, int], last: bool
+        self, array: Array, operation: ArrayOperation, buffer: int, last: bool
     ) -> None:
         begin, end = share(len(array), self._group.index, len(self._group))
-        arrays = [self._placed(index, place, array)[begin:end] for index in range(len(self._group))]
+        arrays = []
+        for index in range(len(self._group)):
+            is_mine = index == self._group.index
+            its = array if is_mine else _as(self._group.buffer(index, buffer), array)
+            arrays.append(its[begin:end])
         operation.combine(arrays, arrays[0], last=last, copies=arrays[1:])
         self.meet()
-
-    def _placed(self, index: int, place: tuple[int, int], like: Array) -> Array:
-        number, offset = place
-        return _as(self._group.buffer(index, number)[offset:], like)
-
-    def _pass_chunks(self, parts: Sequence[Array], source: int) -> None:
-        # The first chunk is there. While it is read, the next one is filled.
-        for step, part in enumerate(parts):
-            if source == self._group.index:
-                if step + 1 < len(parts):
-                    self._fill(step + 1, parts[step + 1])
-            else:
-                part[:] = self._chunk(source, step, part)
-            if step + 1 < len(parts):
-                self.meet()
-        self._number += len(parts)
 
 
 def _as(memory: Array, like: Array) -> Array:

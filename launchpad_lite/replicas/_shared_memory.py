@@ -35,17 +35,17 @@ CHUNKS = 3
 _SLOTS = 2
 
 _MARK_BYTES = 16
-#: The table of buffers in a memory: the descriptor and the size of each.
+#: The table of buffers in a memory, after its mark: the descriptor and the size of each.
 _BUFFER = struct.Struct("<qq")
-_TABLE_BYTES = 1 << 16
+_TABLE_BYTES = 1 << 18
 _MAX_BUFFERS = _TABLE_BYTES // _BUFFER.size - 1
 _CHUNKS_AT = _TABLE_BYTES + _SLOTS * SLOT_BYTES
 _MEMORY_BYTES = _CHUNKS_AT + CHUNKS * CHUNK_BYTES
 
-#: A report, or its answer: sender or answer, buffer, offset, and digest of the call. Short enough
-#: that the kernel keeps it in one piece.
+#: A report, or its answer: sender or answer, buffer, and digest of the call. Short enough that the
+#: kernel keeps it in one piece.
 DIGEST_BYTES = 16
-MESSAGE = struct.Struct(f"<HxxIq{DIGEST_BYTES}s")
+MESSAGE = struct.Struct(f"<HxxI{DIGEST_BYTES}s")
 _READ_BYTES = 128 * MESSAGE.size
 #: In place of a rank or an answer: the sender cannot go on.
 GIVEN_UP = 0xFFFF
@@ -54,13 +54,12 @@ GIVEN_UP = 0xFFFF
 class ReplicaReport(NamedTuple):
     """The report of a replica to its chief, or the chief's answer.
 
-    `code` is the index of the sender, or the answer. The array begins at `offset` in a buffer,
-    whose number counts from 1; 0 means none. `digest` is that of the call.
+    `code` is the index of the sender, or the answer. `buffer` is the number of that with the array,
+    from 1; 0 means none. `digest` is that of the call.
     """
 
     code: int
     buffer: int = 0
-    offset: int = 0
     digest: bytes = bytes(DIGEST_BYTES)
 
 
@@ -91,56 +90,36 @@ class OwnMemory:
         mark = secrets.token_bytes(_MARK_BYTES)
         self.memory[:_MARK_BYTES] = mark
         self.place = MemoryPlace(os.getpid(), self._descriptor, self._rung, mark)
-        self._lent: int | None = None
-        #: Of each buffer, by the number that reports name: its first address, and its memory, which
-        #: belongs to its users.
-        self._buffers: dict[int, tuple[int, weakref.ref[mmap.mmap]]] = {}
-        self._number = 0
+        #: The numbers of buffers that are in use, by their addresses; and how many were made.
+        self._numbers: dict[int, int] = {}
+        self._made = 0
 
     def buffer(self, nbytes: int) -> Array:
-        """Returns zeroed memory that others can open. It is freed after its last use."""
+        """Returns zeroed memory that others can open. It is freed after its last use.
+
+        After very many of them, others cannot open it.
+        """
         import numpy as np
 
-        self._number += 1  # never used again: others may know the memory that had it
-        there = {number: its for number, its in self._buffers.items() if its[1]() is not None}
-        at = _entry(self._number)
-        if nbytes == 0 or at in map(_entry, there):
+        self._made += 1
+        number = self._made  # not used again: others may know the memory that had it
+        if nbytes == 0 or number > _MAX_BUFFERS:
             return np.zeros(nbytes, np.uint8)
         descriptor, memory = self._make(nbytes)
         array = np.frombuffer(memory, np.uint8)
+        at = number * _BUFFER.size
         self.memory[at : at + _BUFFER.size] = _BUFFER.pack(descriptor, nbytes)
-        # Another one, because another thread may be looking into it.
-        self._buffers = {**there, self._number: (_address(array), weakref.ref(memory))}
+        self._numbers[_address(array)] = number
+        weakref.finalize(memory, self._numbers.pop, _address(array))
         return array
 
-    def find(self, array: Array) -> tuple[int, int]:
-        """Returns the buffer of an array, from 1 on, and the offset; (0, 0) if it is in none."""
-        if self._buffers:
-            address = _address(array)
-            for number, (begin, memory) in self._buffers.items():
-                buffer = memory() or b""
-                if begin <= address and address + array.nbytes <= begin + len(buffer):
-                    return number, address - begin
-        return 0, 0
+    def find(self, array: Array) -> int:
+        """Returns the number of the buffer that begins with an array; 0: there is none."""
+        return self._numbers.get(_address(array), 0)
 
-    def memory_of(self, number: int) -> mmap.mmap | None:
-        """Returns the memory of a buffer by its number; None: it was freed."""
-        return self._buffers[number][1]() if number in self._buffers else None
-
-    def lend(self, nbytes: int) -> tuple[int, Array]:
-        """Returns the descriptor of memory, and the memory, until `take_back` or the next call."""
-        import numpy as np
-
-        self.take_back()
-        descriptor, memory = _make(nbytes)
-        self._lent = descriptor
-        return descriptor, np.frombuffer(memory, np.uint8)
-
-    def take_back(self) -> None:
-        """Closes the lent descriptor: all others have opened it, or never will."""
-        if self._lent is not None:
-            os.close(self._lent)
-            self._lent = None
+    def numbers(self) -> set[int]:
+        """Returns the numbers of the buffers that are in use."""
+        return set(self._numbers.values())
 
     def interrupt(self) -> None:
         """Ends `wait` of this replica."""
@@ -148,11 +127,16 @@ class OwnMemory:
             os.eventfd_write(self.interruption, 1)
 
     def close(self) -> None:
-        self.take_back()
         self._descriptors.close()
 
     def _make(self, nbytes: int) -> tuple[int, mmap.mmap]:
-        descriptor, memory = _make(nbytes)
+        descriptor = os.memfd_create("launchpad-replica", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, nbytes)
+            memory = mmap.mmap(descriptor, nbytes)
+        except BaseException:
+            os.close(descriptor)
+            raise
         self._descriptors.callback(weakref.finalize(memory, os.close, descriptor))
         return descriptor, memory
 
@@ -209,31 +193,25 @@ class SharedGroup:
         return self._chunks[index][number % CHUNKS]
 
     def buffer(self, index: int, number: int) -> Array:
-        """Returns a buffer of a replica, as bytes; both replicas have reported its number."""
+        """Returns a buffer of another replica, as bytes; both have reported its number."""
         import numpy as np
 
-        if index == self.index:
-            memory = self._own.memory_of(number)
-            assert memory is not None  # the array that is combined lies there
-            return np.frombuffer(memory, np.uint8)
         if (index, number) not in self._buffers:
-            for key in [key for key in self._buffers if self._own.memory_of(key[1]) is None]:
-                del self._buffers[key]  # a replica that has freed its own will not ask for others'
-            at = _entry(number)
+            mine = self._own.numbers()  # who has freed its own will not ask for those of others
+            for key in [key for key in self._buffers if key[1] not in mine]:
+                del self._buffers[key]
+            at = number * _BUFFER.size
             descriptor, nbytes = _BUFFER.unpack(self._memories[index][at : at + _BUFFER.size])
-            memory = self._map_of(index, descriptor, nbytes)
+            try:
+                memory = _map(self._places[index].pid, descriptor, nbytes)
+            except (FileNotFoundError, ProcessLookupError) as error:
+                raise self._lost(index) from error
             self._buffers[index, number] = np.frombuffer(memory, np.uint8)
         return self._buffers[index, number]
 
-    def copy_lent(self, index: int, descriptor: int, nbytes: int) -> Array:
-        """Returns the content of lent memory of a replica: a mapping would cost a descriptor."""
-        import numpy as np
-
-        memory = self._map_of(index, descriptor, nbytes)
-        copy: Array = np.frombuffer(memory, np.uint8).copy()
-        return copy
-
-    def meet(self, report: ReplicaReport, decide: Callable[[Sequence[ReplicaReport]], int]) -> int:
+    def meet(
+        self, report: ReplicaReport, decide: Callable[[Sequence[ReplicaReport]], bool]
+    ) -> bool:
         """Waits until all replicas of the group are here; returns the answer.
 
         The chief makes it from all reports by `decide`, before it answers. Raises ReplicaLostError
@@ -241,7 +219,7 @@ class SharedGroup:
         """
         if self.index:
             self._ring(0, report._replace(code=self.index))
-            return self._hear(lambda _: True, MESSAGE.size)[0].code
+            return bool(self._hear(lambda _: True, MESSAGE.size)[0].code)
         reports = {0: report}
         while len(reports) < len(self):
             found = self._hear(lambda index: index not in reports, _READ_BYTES)
@@ -279,12 +257,6 @@ class SharedGroup:
             raise ProcessLookupError(f"process {place.pid} has ended")
         self._processes[process] = index
         return memory
-
-    def _map_of(self, index: int, descriptor: int, nbytes: int) -> mmap.mmap:
-        try:
-            return _map(self._places[index].pid, descriptor, nbytes)
-        except (FileNotFoundError, ProcessLookupError) as error:
-            raise self._lost(index) from error
 
     def _ring(self, index: int, report: ReplicaReport) -> None:
         try:
@@ -324,16 +296,6 @@ class SharedGroup:
                 self._poll.unregister(process)
 
 
-def _make(nbytes: int) -> tuple[int, mmap.mmap]:
-    descriptor = os.memfd_create("launchpad-replica", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(descriptor, nbytes)
-        return descriptor, mmap.mmap(descriptor, nbytes)
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
 def _map_marked(place: MemoryPlace) -> mmap.mmap:
     memory = _map(place.pid, place.memory, _MEMORY_BYTES)
     if memory[:_MARK_BYTES] != place.mark:
@@ -357,10 +319,6 @@ def _open(pid: int, descriptor: int, flags: int, kind: str) -> int:
     if not str(path.readlink()).startswith(kind):
         raise ProcessLookupError(f"process {pid} is another one here")
     return os.open(path, flags | os.O_CLOEXEC)
-
-
-def _entry(number: int) -> int:
-    return (1 + number % _MAX_BUFFERS) * _BUFFER.size
 
 
 def _address(array: Array) -> int:

@@ -116,7 +116,7 @@ def test_every_operation_and_dtype(make: Makers, length: int) -> None:
             st.sampled_from(COMBINATIONS),
             st.one_of(st.integers(0, 300), st.integers(0, LARGE)),
             st.integers(0, 99),
-            st.sampled_from(["plain", "buffer", "some in buffers", "broadcast", "gather"]),
+            st.sampled_from(["plain", "buffer", "broadcast", "gather"]),
         ),
         max_size=5,
     ),
@@ -132,9 +132,9 @@ def test_calls_one_after_the_other(
             if way == "gather":
                 results.append(list(carrier.all_gather({"a": array[: carrier.rank]}, call)))
                 continue
-            memory = carrier.buffer(array.nbytes + 64)[64:].view(dtype)
+            memory = carrier.buffer(array.nbytes + 64)[: array.nbytes].view(dtype)
             memory[:] = array
-            if way == "buffer" or (way == "some in buffers" and carrier.rank % 2):
+            if way == "buffer":
                 array = memory
             if way == "broadcast":
                 carrier.broadcast(array, seed % size, call)
