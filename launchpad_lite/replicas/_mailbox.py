@@ -17,7 +17,9 @@ Join = Callable[[Sequence[Any]], Any]
 class _Gathering:
     def __init__(self) -> None:
         self.items: dict[int, Any] = {}
-        self.answers: list[Future[Any]] = []
+        #: For all that take part. It runs, so that none of them can cancel it.
+        self.answer: Future[Any] = Future()
+        self.answer.set_running_or_notify_cancel()
         self.join: Join | None = None
         self.size = 0
 
@@ -44,7 +46,8 @@ class Box:
             self._items = {key: item for key, item in self._items.items() if key[0] >= generation}
             past = [key for key in self._meetings if key[0] < generation]
             meetings = [self._meetings.pop(key) for key in past]
-        _fail(meetings, _past(generation))
+        for meeting in meetings:
+            meeting.answer.set_exception(_past(generation))
 
     def fail(self, error: Exception) -> None:
         """Ends all waits of this generation with this error."""
@@ -53,7 +56,8 @@ class Box:
             ended = [key for key in self._meetings if key[0] <= self._generation]
             meetings = [self._meetings.pop(key) for key in ended]
             self._lock.notify_all()
-        _fail(meetings, error)
+        for meeting in meetings:
+            meeting.answer.set_exception(error)
 
     def meet(
         self, generation: int, turn: int, index: int, item: Any, host: tuple[Join, int] | None
@@ -64,20 +68,22 @@ class Box:
         only by that one, so that no code comes from others: it makes the result, and how many take
         part.
         """
-        answer: Future[Any] = Future()
         with self._lock:
             self._check(generation)
             meeting = self._meetings.setdefault((generation, turn), _Gathering())
             meeting.items[index] = item
-            meeting.answers.append(answer)
             if host is not None:
                 meeting.join, meeting.size = host
-            is_complete = meeting.join is not None and len(meeting.items) == meeting.size
-            if is_complete:
-                del self._meetings[generation, turn]
-        if is_complete:
-            _close(meeting)
-        return answer
+            if meeting.join is None or len(meeting.items) < meeting.size:
+                return meeting.answer
+            del self._meetings[generation, turn]
+        try:
+            result = meeting.join([meeting.items[index] for index in sorted(meeting.items)])
+        except Exception as error:  # noqa: BLE001 - all that take part get it
+            meeting.answer.set_exception(error)
+        else:
+            meeting.answer.set_result(result)
+        return meeting.answer
 
     def put(self, generation: int, key: Any, item: Any) -> None:
         """Keeps something until it is taken; ReplicaLostError: it is of an earlier generation."""
@@ -113,7 +119,7 @@ class Mailbox:
 
     def __courier_waits__(self, method: str) -> list[tuple[str, str]]:
         meetings = tuple(self._box._meetings.values()) if method == "replica_meet" else ()
-        calls = [sorted(each.items) for each in meetings for _ in each.answers]
+        calls = [sorted(each.items) for each in meetings for _ in each.items]
         return [("", f"of the replicas in this step, only {each} are there") for each in calls]
 
     def replica_put(self, generation: int, key: Any, item: Any) -> None:
@@ -125,25 +131,6 @@ class Mailbox:
         stream = take_stream()
         self._box.put(generation, STREAM_IS_TAKEN, stream)
         stream.send(STREAM_IS_TAKEN)
-
-
-def _close(meeting: _Gathering) -> None:
-    assert meeting.join is not None
-    try:
-        result = meeting.join([meeting.items[index] for index in sorted(meeting.items)])
-    except Exception as error:  # noqa: BLE001 - all that take part get it
-        _fail([meeting], error)
-        return
-    for answer in meeting.answers:
-        if answer.set_running_or_notify_cancel():
-            answer.set_result(result)
-
-
-def _fail(meetings: Sequence[_Gathering], error: Exception) -> None:
-    for meeting in meetings:
-        for answer in meeting.answers:
-            if answer.set_running_or_notify_cancel():
-                answer.set_exception(error)
 
 
 def _past(generation: int) -> ReplicaLostError:
