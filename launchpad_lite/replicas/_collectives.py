@@ -1,6 +1,5 @@
 """Collectives on nested values: the same calls, in the same order, in all replicas."""
 
-import concurrent.futures
 import os
 import pickle
 import sys
@@ -8,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -52,10 +51,8 @@ class Collectives:
         self._background: ThreadPoolExecutor | None = None
         #: The last call in the background.
         self._last: Future[None] | None = None
-        #: A call of another kind for which this waits, and the error that ended the wait.
-        self._awaited: Any = None
-        self._error: Exception | None = None
-        self._is_aborted = threading.Event()
+        #: Has the error of `abort`.
+        self._aborted: Future[Any] = Future()
 
     def all_reduce(self, nest: Any, op: Op = "sum", label: str = "") -> Any:
         """Returns a nested value in which each leaf is combined over the replicas."""
@@ -125,29 +122,20 @@ class Collectives:
             self.seconds += time.monotonic() - begun_at
 
     def abort(self, error: Exception) -> None:
-        self._error = error
-        self._is_aborted.set()
-        if self._awaited is not None:
-            self._awaited.cancel()
+        if not self._aborted.done():
+            self._aborted.set_exception(error)
         self._carrier.abort(error)
 
     def result_of(self, call: Any) -> Any:
         """Returns the answer of another replica to a call, a future; `abort` ends the wait."""
-        self._awaited = call
-        if self._error is not None:
-            call.cancel()
-            raise self._error
-        try:
-            return call.result()
-        except concurrent.futures.CancelledError:
-            if self._error is None:
-                raise
-            raise self._error from None
-        except courier.ServerLostError:
+        wait([call, self._aborted], return_when=FIRST_COMPLETED)
+        if call.done() and isinstance(call.exception(), courier.ServerLostError):
             # That replica is lost, and this generation ends soon; or its answer needs one that is.
-            if not self._is_aborted.wait(NEWS_S) or self._error is None:
-                raise
-            raise self._error from None
+            wait([self._aborted], NEWS_S)
+        if not self._aborted.done():
+            return call.result()
+        call.cancel()
+        return self._aborted.result()
 
     def close(self) -> None:
         """Ends the thread, and frees the memory of the carrier."""
