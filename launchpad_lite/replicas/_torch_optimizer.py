@@ -40,7 +40,12 @@ def wrap(
     of the model run in some replicas only while its backward pass has collectives of its own, and
     where `checkpoint(use_reentrant=True)` makes a gradient come twice, which raises an error.
     """
-    _check(optimizer, every, outer)
+    if hasattr(optimizer, "no_sync"):
+        raise ValueError(f"this {type(optimizer).__name__} is wrapped already; make a new one")
+    if every is None and outer is not None:
+        raise ValueError("outer needs every=: after how many steps it makes one")
+    if every is not None and every < 1:
+        raise ValueError(f"every is a number of steps, at least 1, not {every}")
     if buffers not in ("own", "broadcast") or (buffers == "broadcast" and model is None):
         raise ValueError(f"buffers is 'own', or 'broadcast' with a model=, not {buffers!r}")
     label = label or type(optimizer).__name__
@@ -75,19 +80,6 @@ def _plain(parameters: list[Any]) -> Any:
     import torch
 
     return torch.optim.SGD(parameters, lr=1.0)
-
-
-def _check(optimizer: Any, every: int | None, outer: Any) -> None:
-    import torch
-
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"a torch.optim.Optimizer is needed, not a {type(optimizer).__name__}")
-    if hasattr(optimizer, "no_sync"):
-        raise ValueError(f"this {type(optimizer).__name__} is wrapped already; make a new one")
-    if every is None and outer is not None:
-        raise ValueError("outer needs every=: after how many steps it makes one")
-    if every is not None and every < 1:
-        raise ValueError(f"every is a number of steps, at least 1, not {every}")
 
 
 def _parameters(optimizer: Any) -> list[Any]:
