@@ -31,9 +31,9 @@ class Box:
     is there.
     """
 
-    def __init__(self, generation: int = -1) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Condition()
-        self._generation = generation
+        self._generation = 0
         self._error: Exception | None = None
         self._meetings: dict[tuple[int, int], _Gathering] = {}
         self._items: dict[tuple[int, Any], Any] = {}

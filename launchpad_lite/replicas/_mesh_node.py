@@ -45,7 +45,7 @@ class MeshNode(ReplicaNode):
         return self._outer
 
     def _replicate(self, generation: Generation, collectives: Collectives) -> list[Any]:  # noqa: ARG002
-        box, mesh = Box(0), JaxMesh(self._devices)
+        box, mesh = Box(), JaxMesh(self._devices)
         results: list[list[Any]] = []
         errors: list[tuple[int, BaseException]] = []
 

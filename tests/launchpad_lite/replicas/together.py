@@ -19,10 +19,10 @@ Carriers = Sequence[Carrier]
 
 def in_memory(size: int, processes: int = 1) -> Carriers:
     """Returns carriers of replicas; with several processes, as if these were such."""
-    outer, threads = Box(0), size // processes
+    outer, threads = Box(), size // processes
     found: list[Carrier] = []
     for process in range(processes):
-        box, between = Box(0), MemoryCarrier(process, processes, outer)
+        box, between = Box(), MemoryCarrier(process, processes, outer)
         found += [MemoryCarrier(index, threads, box, between) for index in range(threads)]
     return found
 
