@@ -95,7 +95,7 @@ class Carrier:
         return [value]
 
     def broadcast(self, array: Any, source: int, call: CollectiveCall) -> None:
-        """Gives all replicas the array of one of them, in place."""
+        """Gives all other replicas the array of one of them, in place."""
 
     def buffer(self, nbytes: int) -> Array:
         """Returns zeroed memory as uint8 with which `all_reduce` is fastest, from its begin.

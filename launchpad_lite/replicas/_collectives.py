@@ -93,6 +93,15 @@ class Collectives:
         self._now(send, f"broadcast from {source}", label, packed.text)
         return packed.unpacked()
 
+    def fill(self, array: Array, source: int, label: str) -> None:
+        """Fills a flat array with that of one replica, which has the same type and size."""
+        self._now(
+            lambda call: self._carrier.broadcast(array, source, call),
+            f"broadcast from {source}",
+            label,
+            f"{array.dtype}[{len(array)}]",
+        )
+
     def takes(self, device: Any) -> bool:
         """Returns whether `reduce_later` takes tensors on this GPU. All replicas ask together."""
         if device not in self._takes:

@@ -60,7 +60,9 @@ class MemoryCarrier(Carrier):
             return sent
 
         facts = f"broadcast from {source} of {array.dtype.str}[{len(array)}]"
-        array[...] = self._meet(call, facts, array, combine)
+        sent = self._meet(call, facts, array, combine)
+        if source != self.rank:
+            array[...] = sent
 
     def abort(self, error: Exception) -> None:
         self._outer.abort(error)

@@ -69,7 +69,7 @@ class SharedArrays:
             else:
                 is_mine = index == self._group.index
                 memory = offered if is_mine else np.empty(nbytes, np.uint8)
-                self._pass(memory, index, self.meet)
+                self.broadcast(memory, index, self.meet)
             payloads.append(_payload.read(memory))
         return payloads
 
@@ -94,21 +94,10 @@ class SharedArrays:
             self._reduce_in_chunks(parts, operation, last)
 
     def broadcast(self, array: Array, source: int, enter: Enter) -> None:
-        """Copies the array of the replica with the index `source` to all, in place."""
-        if array.nbytes > SLOT_BYTES:
-            self._pass(array, source, enter)
-            return
-        slot = _as(self._group.slot(source, self._turn), array)
-        if source == self._group.index:
-            slot[:] = array
-        enter()
-        array[:] = slot
-
-    def _pass(self, array: Array, source: int, enter: Enter) -> None:
-        """Copies a large array of one replica to all: while a chunk is read, the next is filled."""
+        """Copies the array of the replica with the index `source` to the others, in place."""
         is_source = source == self._group.index
-        parts = self._parts(array)
-        for step, part in enumerate(parts):
+        parts = self._parts(array) or [array]
+        for step, part in enumerate(parts):  # while a chunk is read, the next one is filled
             chunk = self._chunk(source, step, part)
             if is_source:
                 chunk[:] = part

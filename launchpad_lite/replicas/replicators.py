@@ -33,8 +33,6 @@ from launchpad_lite.replicas.errors import InterruptedTraining, ReplicaError
 T = TypeVar("T")
 
 _LOGGER = logging.getLogger(__name__)
-#: Bytes that `keep` sends at a time.
-_PIECE = 1 << 24
 
 
 class InputReplication(enum.Enum):
@@ -422,12 +420,8 @@ class Replicator:
         import numpy as np
 
         parts: list[Any] = payload or [head[0], *(np.empty(size, np.uint8) for size in head[1])]
-        for part in parts[1:] if self.num_replicas > 1 else ():
-            for begin in range(0, len(part), _PIECE):
-                piece = part[begin : begin + _PIECE]
-                got = self._me.collectives.broadcast(piece, source, label)
-                if self._me.rank != source:
-                    piece[:] = got
+        for part in parts[1:]:
+            self._me.collectives.fill(part, source, label)
         return parts
 
     def state(self, **values: Any) -> State:
