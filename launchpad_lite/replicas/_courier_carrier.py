@@ -64,7 +64,6 @@ class CourierCarrier(Carrier):
         self._own: OwnMemory | None = None
         with contextlib.suppress(OSError):  # this system has no such memory
             self._own = OwnMemory()
-        self._error: Exception | None = None
         #: The groups, by their leaders, once it has connected; and the own one.
         self._groups: dict[int, list[int]] = {}
         self._members: list[int] = [rank]
@@ -96,16 +95,14 @@ class CourierCarrier(Carrier):
         return np.zeros(nbytes, np.uint8) if self._own is None else self._own.buffer(nbytes)
 
     def abort(self, error: Exception) -> None:
-        if self._error is None:
-            self._error = error
-        self._courier.interrupt(self._error)
+        self._courier.interrupt(error)
         if self._own is not None:
             self._own.interrupt()
 
     def close(self) -> None:
         """Frees its resources. Buffers stay valid, but are shared no longer."""
-        if self._error is None:
-            self._error = ReplicaError(f"replica {self.rank}: its carrier was closed")
+        if self._courier.error is None:
+            self._courier.error = ReplicaError(f"replica {self.rank}: its carrier was closed")
         self._courier.close()
         if self._group is not None:
             self._group.close()
@@ -113,8 +110,8 @@ class CourierCarrier(Carrier):
             self._own.close()
 
     def _run(self, work: Callable[[], T]) -> T:
-        if self._error is not None:
-            raise self._error
+        if self._courier.error is not None:
+            raise self._courier.error
         try:
             if not self._groups:
                 self._connect()
@@ -124,7 +121,7 @@ class CourierCarrier(Carrier):
         except CollectiveMismatchError:
             raise  # all replicas raise it, so they may go on
         except BaseException as error:
-            known = self._error
+            known = self._courier.error
             if isinstance(error, ReplicaError):
                 self.abort(error)
             else:

@@ -33,8 +33,9 @@ class Courier:
         self._generation = generation
         self._box = box
         self._peers = peers
+        #: Guards what `interrupt` sets, and what it looks at.
         self._lock = threading.Lock()
-        self._error: Exception | None = None
+        self.error: Exception | None = None
         self._waits_for: Future[Any] | None = None
         self._streams: Sequence[ByteStream] = ()
 
@@ -63,8 +64,8 @@ class Courier:
         into = self.take(STREAM_IS_TAKEN)
         out.where, into.where = f"replica {after}", f"replica {before}"
         with self._lock:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             self._streams = out, into
         Duplex(out, out).receive(memoryview(bytearray(1)))  # it was taken
         return Duplex(out, into)
@@ -76,7 +77,7 @@ class Courier:
         """Waits for the answer of a replica; ReplicaLostError: it does not answer any more."""
         with self._lock:
             self._waits_for = future
-            error = self._error
+            error = self.error
         try:
             if error is not None:
                 raise error
@@ -88,7 +89,7 @@ class Courier:
 
     def interrupt(self, error: Exception) -> None:
         with self._lock:
-            self._error = error
+            error = self.error = self.error or error
             waits_for = self._waits_for
         self.close()
         if waits_for is not None:
