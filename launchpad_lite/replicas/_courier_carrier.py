@@ -210,7 +210,7 @@ class CourierCarrier(Carrier):
             if self._leaders is not None:
                 return self._meet_groups(self._leaders, digest if is_same else None, small)
             if small is not None and is_same:
-                small.combine(small.parts, last=True)
+                small.operation.combine(small.parts, small.parts[0], last=True)
             return is_same
 
         is_same = decide([report]) if self._group is None else self._group.meet(report, decide)
@@ -221,7 +221,7 @@ class CourierCarrier(Carrier):
         """Returns whether all groups make the same call; the digest is None if this one does not."""
         part: Array | None = None
         if digest is not None and small is not None:
-            part = small.combine(small.parts, last=False)
+            part = small.operation.combine(small.parts, small.parts[0], last=False)
         is_same, result = leaders.meet((digest, part), functools.partial(_join, small))
         if is_same and small is not None and result is not small.parts[0]:
             small.parts[0][:] = result
@@ -277,11 +277,6 @@ class _Small(NamedTuple):
     parts: list[Array]
     operation: ArrayOperation
 
-    def combine(self, parts: Sequence[Array], *, last: bool) -> Array:
-        """Combines arrays of replicas, or of groups; returns the result, in the first of them."""
-        self.operation.combine(parts, parts[0], last=last)
-        return parts[0]
-
 
 def divide(machines: Sequence[str], has_opened: Sequence[bool]) -> list[list[int]]:
     """Returns the groups of replicas that share memory, from the machine of each.
@@ -302,5 +297,7 @@ def _join(
     digests = {digest for digest, _ in items}
     if len(digests) > 1 or None in digests:
         return False, None
+    if small is None:
+        return True, None
     parts = [part for _, part in items if part is not None]
-    return True, None if small is None else small.combine(parts, last=True)
+    return True, small.operation.combine(parts, parts[0], last=True)

@@ -35,8 +35,8 @@ class ArrayOperation:
 
     def combine(
         self, arrays: Sequence[Array], out: Array, *, last: bool, copies: Sequence[Array] = ()
-    ) -> None:
-        """Combines arrays in their order.
+    ) -> Array:
+        """Combines arrays in their order; returns `out`.
 
         `out` gets the result, and so do the `copies`, which may be among the arrays. `out` may be
         the first of the arrays, and must be no other. `last`: these are of all replicas.
@@ -53,6 +53,7 @@ class ArrayOperation:
                 result /= self._divisor
             for copy in copies:
                 copy[begin:end] = result
+        return out
 
 
 def leave_out(array: Any, op: Op) -> None:
