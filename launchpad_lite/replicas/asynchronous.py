@@ -154,26 +154,25 @@ class _AsyncReplicaNode(ReplicaNode):
 
 
 def _result_of(replica: Any) -> Any:
-    """Returns the result of another replica, once there is one, unless the program stops."""
+    """Returns the result of another replica, once there is one."""
     # Not from the servers: their checkpoints may have results of an earlier program.
     patient = courier.with_timeout(replica, _LOOK_S)
-    while not lp.stop_event().is_set():
-        lp.heartbeat()  # waiting is no hang
-        with contextlib.suppress(*LOST, ReplicaError):  # that it stops
-            return patient.replica_results()
-        lp.wait_for_stop(_POLL_S)
-    raise ReplicaLostError("the program stops")
+    return _repeated(patient.replica_results, *LOST, ReplicaError)
 
 
 def _awaited(ps: engines.ParameterServerClient, key: Any) -> Any:
-    """Returns the value of a key, once a replica has set it, unless the program stops."""
+    """Returns the value of a key, once a replica has set it."""
+    return _repeated(lambda: ps.get(key).value, engines.UnknownKeyError)
+
+
+def _repeated(call: Callable[[], T], *errors: type[Exception]) -> T:
+    """Returns the result of a call, which is repeated after these errors until the program stops."""
     while True:
-        try:
-            return ps.get(key).value
-        except engines.UnknownKeyError:
-            lp.heartbeat()  # waiting is no hang
-            if lp.wait_for_stop(_POLL_S):
-                raise ReplicaLostError("the program stops") from None
+        lp.heartbeat()  # waiting is no hang
+        with contextlib.suppress(*errors):
+            return call()
+        if lp.wait_for_stop(_POLL_S):
+            raise ReplicaLostError("the program stops")
 
 
 def _refused(name: str) -> Callable[..., NoReturn]:
