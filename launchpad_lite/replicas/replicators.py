@@ -659,10 +659,7 @@ class Replicator:
 
     def _inputs(self, input_fn: Callable[..., Any], made: int) -> _inputs.Inputs:
         here = self._me
-        shares = (
-            self.input_replication is InputReplication.PER_WORKER and self.replicas_per_worker > 1
-        )
-        if not shares:
+        if self.num_pipelines == self.num_replicas:
             return _inputs.Inputs(_inputs.opened(input_fn, here.rank, made).take)
         lead = self.worker_id * self.replicas_per_worker
         here.pipelines += 1
