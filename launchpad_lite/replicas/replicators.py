@@ -379,6 +379,8 @@ class Replicator:
             TypeError: A thing cannot be kept.
             ReplicaError: The checkpoint has not all of them, or with other types or shapes.
         """
+        import numpy as np
+
         here, training = self._me, self._me.training
         if loaded_module("torch") is not None and here.collectives.size > 1:
             from launchpad_lite.replicas import _torch_optimizer
@@ -401,28 +403,21 @@ class Replicator:
             mine = {name: old.get(name) or packed(name, thing) for name, thing in things.items()}
             heads = {name: (data, [*map(len, rest)]) for name, (data, *rest) in mine.items()}
             told = heads, set(old), found and (found.step, found.places)
-        sizes, restored, where = here.collectives.all_gather(told, label)[source]
+        heads, restored, where = here.collectives.all_gather(told, label)[source]
         if is_first and where:
             training.go_on_at(*where)
         here.kept.update(things)
         if here.rank == 0 or training.is_guard:
             training.kept = here.kept
         for name, thing in things.items():
-            payload = self._shared(mine.pop(name, None), sizes[name], source, label)
+            data, sizes = heads[name]
+            empty = (np.empty(size, np.uint8) for size in sizes)
+            payload = mine.pop(name, None) or [data, *empty]
+            for array in payload[1:]:
+                here.collectives.fill(array, source, label)
             if here.rank != source or name in restored:
                 put_into(name, thing, _payload.unpack(payload))
             training.note_kept(name, thing)
-
-    def _shared(
-        self, payload: Any, head: tuple[Any, list[int]], source: int, label: str
-    ) -> "_payload.Payload":
-        """Returns the payload of one replica in all of them; others give its pickle and its sizes."""
-        import numpy as np
-
-        parts: list[Any] = payload or [head[0], *(np.empty(size, np.uint8) for size in head[1])]
-        for part in parts[1:]:
-            self._me.collectives.fill(part, source, label)
-        return parts
 
     def state(self, **values: Any) -> State:
         """Returns an object with values as attributes, and keeps it by the name `state`.
