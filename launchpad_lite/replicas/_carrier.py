@@ -98,10 +98,10 @@ class Carrier:
         """Gives all other replicas the array of one of them, in place."""
 
     def buffer(self, nbytes: int) -> Array:
-        """Returns zeroed memory as uint8 with which `all_reduce` is fastest, from its begin.
+        """Returns zeroed memory as uint8; `all_reduce` is fastest with arrays at its beginning.
 
-        All replicas call it in the same order with the same sizes, and reduce the same ones
-        together. The memory is the caller's.
+        All replicas call it in the same order with the same sizes, and reduce the same one at the
+        same time. The memory is the caller's.
         """
         import numpy as np
 

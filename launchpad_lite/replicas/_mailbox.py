@@ -17,7 +17,7 @@ Join = Callable[[Sequence[Any]], Any]
 class _Gathering:
     def __init__(self) -> None:
         self.items: dict[int, Any] = {}
-        #: For all that take part. It runs, so that none of them can cancel it.
+        #: For all that take part. Marked as running, so that none of them can cancel it.
         self.answer: Future[Any] = Future()
         self.answer.set_running_or_notify_cancel()
         self.join: Join | None = None

@@ -97,7 +97,7 @@ class OwnMemory:
     def buffer(self, nbytes: int) -> Array:
         """Returns zeroed memory that others can open. It is freed after its last use.
 
-        After very many of them, others cannot open it.
+        Others cannot open those after the first _MAX_BUFFERS.
         """
         import numpy as np
 
