@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import courier
-from launchpad_lite.engines._broadcasts import load
 from launchpad_lite.engines._hashing import PLAIN, canonical, first_of, stable_hash
 from launchpad_lite.engines._operations import (
     Cached,
@@ -27,7 +26,6 @@ from launchpad_lite.engines._operations import (
     Shuffled,
     apply_all,
     chain_of,
-    link,
     sort,
 )
 from launchpad_lite.engines._store import ChunkStore
@@ -91,13 +89,6 @@ def where(step: PartitionStep, operations: Operations) -> str:
     text = f"{step.stage}, partition {step.partition}"
     *_, (first, index) = chain_of(operations[step.operation], step.partition)
     return f"{text} ({first.blocks[index]})" if isinstance(first, LinesSource) else text
-
-
-def load_job(payload: bytes, received: Mapping[str, Any]) -> tuple[Operations, Action]:
-    """Returns what a `Job` has pickled, given the values that came before it."""
-    operations, action = load(payload, received)
-    link(operations)
-    return operations, action
 
 
 def items_of(

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import courier
+from launchpad_lite.engines._broadcasts import load
 from launchpad_lite.engines._computing import (
     Computing,
     PartitionStep,
     items_of,
-    load_job,
     loaded,
     weight_of,
     where,
@@ -182,7 +182,7 @@ def _compute(
     """Runs in a worker of Dask; returns chunks for each partition of the target, or the result."""
     from distributed import get_worker
 
-    operations, action = load_job(payload, received)
+    operations, action = load(payload, received)
     computes = Computing(memory_bytes, spill_folder)
 
     def begin(operation: Operation, partition: int) -> Iterator[Any]:  # noqa: ARG001

@@ -70,6 +70,7 @@ class Job:
         self.shuffles = shuffles_of(operation)
         # Cached: each task asks, and each answer is a walk through the plan.
         self._stages: dict[tuple[int, int | None], JobStage] = {}
+        # Parents first: the pickle of a long chain would be nested too deeply in the other order.
         self._operations = {each.number: each for each in operations_of(operation)}
         try:
             self.payload, self.broadcasts = dump((self._operations, action))

@@ -16,13 +16,13 @@ from typing import Any
 
 import courier
 import launchpad_lite as lp
+from launchpad_lite.engines._broadcasts import load
 from launchpad_lite.engines._computing import (
     Action,
     Computing,
     Operations,
     PartitionStep,
     items_of,
-    load_job,
     loaded,
     weight_of,
     where,
@@ -136,7 +136,7 @@ class MapReduceWorker:
         """Takes the operations of a job. Drops values that functions cannot use any more."""
         stay = self._stay(life, job)
         stay.broadcasts = {name: stay.broadcasts[name] for name in broadcasts}
-        stay.jobs[job] = load_job(payload, stay.broadcasts)
+        stay.jobs[job] = load(payload, stay.broadcasts)
 
     @courier.idempotent
     def forget(self, life: str, jobs: Sequence[str], owners: Sequence[int]) -> None:

@@ -11,10 +11,10 @@ import itertools
 import operator
 import random
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from launchpad_lite.engines._hashing import stable_hash
 from launchpad_lite.engines.errors import OrderError
@@ -46,10 +46,6 @@ class Operation:
     partitions: int
     parents: "tuple[Operation, ...]" = ()
     number: int = field(default_factory=lambda: next(_numbers))
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Numbers in place of parents: a pickle of a long chain would be nested too deeply. See `link`.
-        return {**self.__dict__, "parents": tuple(each.number for each in self.parents)}
 
     @property
     def own_partitions(self) -> "list[tuple[Operation, int]]":
@@ -114,7 +110,7 @@ class ItemsSource(Operation):
     chunks: tuple[bytes, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "chunks": ()}
+        return {**self.__dict__, "chunks": ()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -334,14 +330,6 @@ def shuffles_of(
 ) -> list[Shuffled]:
     """Returns the wide ones of `operations_of`."""
     return [each for each in operations_of(operation, is_there) if isinstance(each, Shuffled)]
-
-
-def link(operations: Mapping[int, Operation]) -> None:
-    """Gives operations that come from a pickle their parents again."""
-    for each in operations.values():
-        numbers_of_parents = cast("tuple[int, ...]", each.parents)
-        parents = tuple(operations[number] for number in numbers_of_parents)
-        object.__setattr__(each, "parents", parents)
 
 
 def pipeline_of(operation: Operation) -> str:

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import courier
+from launchpad_lite.engines._broadcasts import load
 from launchpad_lite.engines._computing import (
     Action,
     Computing,
     Operations,
     PartitionStep,
     items_of,
-    load_job,
     loaded,
     weight_of,
     where,
@@ -164,7 +164,7 @@ class _SparkTask:
         assert self.step is not None
         step = dataclasses.replace(self.step, partition=index, source=self.step.source + index)
         received = {name: sent.value for name, sent in self.received.items()}
-        operations, action = load_job(self.payload.value, received)
+        operations, action = load(self.payload.value, received)
         # Each alone in its block, because Spark may throw errors that are not the user's into this
         # generator.
         named = Named(f"{socket.gethostname()}: {where(step, operations)}")
