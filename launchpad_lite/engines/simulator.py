@@ -274,10 +274,7 @@ class _SimulatedWorker:
     values: Any = None
     # Between peers: where it waits, and the others that wait for its next step.
     gate: "Gate[_SimulatedWorker] | None" = None
-    draws: int = 0
-    #: The draw after which the next one comes by time.
-    times_draw: int = 0
-    watchers: "dict[tuple[_SimulatedWorker, int], None]" = field(default_factory=dict)
+    watchers: "dict[Gate[_SimulatedWorker], _SimulatedWorker]" = field(default_factory=dict)
 
     @property
     def is_there(self) -> bool:
@@ -287,6 +284,9 @@ class _SimulatedWorker:
         if self.waits_since is not None:
             self.trace.waited_s += now - self.waits_since
             self.waits_since = None
+
+
+_Gate = Gate[_SimulatedWorker]
 
 
 @dataclass(eq=False)
@@ -453,53 +453,51 @@ class _Peers(_Run):
 
     def asks(self, worker: _SimulatedWorker) -> None:
         watchers, worker.watchers = worker.watchers, {}
-        for watcher, draw in watchers:
-            self.send(self._answered, watcher, draw, worker, worker.step)
+        for gate, watcher in watchers.items():
+            self.send(self._answered, watcher, gate, worker, worker.step)
         self._draw(worker)
 
     def _draw(self, worker: _SimulatedWorker) -> None:
-        worker.draws += 1
         sample = self.barrier.sample(self.population.others(worker), self.rng)
-        worker.gate = Gate(self.barrier, worker.step, sample)
+        worker.gate = gate = Gate(self.barrier, worker.step, sample)
         if sample:
-            self._ask(worker, worker.gate)
+            self._ask(worker, gate)
         else:
             self._pass(worker)
 
-    def _ask(self, worker: _SimulatedWorker, gate: "Gate[_SimulatedWorker]") -> None:
+    def _ask(self, worker: _SimulatedWorker, gate: _Gate) -> None:
         for other, beyond in gate.questions():
-            self.send(self._asked, other, worker, worker.draws, beyond)
+            self.send(self._asked, other, worker, gate, beyond)
 
-    def _draw_again(self, worker: _SimulatedWorker, draw: int) -> None:
-        if worker.is_there and worker.gate is not None and worker.draws == draw:
+    def _draw_again(self, worker: _SimulatedWorker, gate: _Gate) -> None:
+        if worker.gate is gate:
             self._draw(worker)
 
     def _asked(
-        self, other: _SimulatedWorker, worker: _SimulatedWorker, draw: int, beyond: int
+        self, other: _SimulatedWorker, worker: _SimulatedWorker, gate: _Gate, beyond: int
     ) -> None:
         if not other.is_there:
-            self._answered(worker, draw, other, None)
+            self._answered(worker, gate, other, None)
         elif other.step > beyond:
-            self.send(self._answered, worker, draw, other, other.step)
+            self.send(self._answered, worker, gate, other, other.step)
         else:
-            other.watchers[worker, draw] = None
+            other.watchers[gate] = worker
 
     def _answered(
-        self, worker: _SimulatedWorker, draw: int, other: _SimulatedWorker, step: int | None
+        self, worker: _SimulatedWorker, gate: _Gate, other: _SimulatedWorker, step: int | None
     ) -> None:
         """A worker learns how many steps another has finished; None: that has left."""
-        gate = worker.gate
-        if gate is None or worker.draws != draw or not worker.is_there:
+        if worker.gate is not gate:
             return
+        was_complete = gate.is_complete
         verdict = gate.drop(other) if step is None else gate.observe(other, step)
         if verdict is Verdict.ADVANCE:
             self._pass(worker)
         elif verdict is Verdict.DRAW_AGAIN:
             self._draw(worker)
         elif gate.is_complete:
-            if worker.times_draw != worker.draws and not isinstance(self.barrier.resample, str):
-                worker.times_draw = worker.draws
-                self.after(self.barrier.resample, self._draw_again, worker, worker.draws)
+            if not was_complete and not isinstance(self.barrier.resample, str):
+                self.after(self.barrier.resample, self._draw_again, worker, gate)
             self._ask(worker, gate)
 
     def _pass(self, worker: _SimulatedWorker) -> None:
@@ -507,6 +505,7 @@ class _Peers(_Run):
         self.begin(worker)
 
     def forgets(self, worker: _SimulatedWorker) -> None:
+        worker.gate = None
         self.population.remove(worker)
-        for watcher, draw in worker.watchers:
-            self._answered(watcher, draw, worker, None)
+        for gate, watcher in worker.watchers.items():
+            self._answered(watcher, gate, worker, None)
