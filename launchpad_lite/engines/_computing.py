@@ -292,7 +292,7 @@ class Computing:
             nans = order(portion)
             return itertools.chain(portion, nans)
         store = ChunkStore(self._spill_folder)
-        owner = "sort", 0
+        owner = shuffle.number
         store.open(owner)
         count = 0
         for portion in self._portions(items):

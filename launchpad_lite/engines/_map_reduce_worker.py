@@ -69,7 +69,7 @@ class StepRequest:
 class _Stay:
     """The data of a driver on this worker, kept while the driver is connected."""
 
-    life: str
+    store: ChunkStore
     #: Ends it.
     end: Callable[[], object]
     jobs: dict[str, tuple[Operations, Action]] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class MapReduceWorker:
         self._index = index
         #: Clients of all workers, in order; None in the place of this one.
         self._peers = peers
-        self._store = ChunkStore(spill_folder)
+        self._spill_folder = spill_folder
         self._computes = Computing(memory_bytes, spill_folder, len(peers))
         #: By life.
         self._stays: dict[str, _Stay] = {}
@@ -106,15 +106,16 @@ class MapReduceWorker:
     async def stay(self) -> AsyncIterator[str]:
         """Keeps the data of a driver while it reads this stream; yields the name of the data, its life."""
         ended, loop = asyncio.Event(), asyncio.get_running_loop()
-        stay = _Stay(uuid.uuid4().hex, functools.partial(loop.call_soon_threadsafe, ended.set))
-        self._stays[stay.life] = stay
+        life = uuid.uuid4().hex
+        store = ChunkStore(self._spill_folder, life)
+        self._stays[life] = _Stay(store, functools.partial(loop.call_soon_threadsafe, ended.set))
         try:
-            yield stay.life
+            yield life
             if not self._stops:
                 await ended.wait()  # or the driver leaves, or is gone
         finally:
-            del self._stays[stay.life]
-            self._store.drop_all(stay.life)
+            del self._stays[life]
+            store.drop_all()  # what a task still adds goes with the last reference to the store
 
     def _stop(self) -> None:
         """Ends the streams of drivers, for which the end of the node would wait."""
@@ -144,7 +145,7 @@ class MapReduceWorker:
             for job in jobs:
                 stay.jobs.pop(job, None)
             for owner in owners:
-                self._store.drop((life, owner))
+                stay.store.drop(owner)
 
     def end(self, job: str, process: str) -> None:
         """Ends this process if it computes a task of a job, unless it is that of the driver."""
@@ -161,10 +162,11 @@ class MapReduceWorker:
         self, life: str, shuffle: int, sources: Sequence[int], partition: int
     ) -> Iterator[tuple[int, bytes]]:
         """Yields what tasks have left for a partition: each chunk with its task, in their order."""
-        if not all(self._store.has((life, shuffle), (source, -1)) for source in sources):
+        stay = self._stays.get(life)
+        if stay is None or not all(stay.store.has(shuffle, (source, -1)) for source in sources):
             raise MissingError(life)
         for source in sources:
-            for chunk in self._store.stream((life, shuffle), (source, partition)):
+            for chunk in stay.store.stream(shuffle, (source, partition)):
                 yield source, chunk
 
     def compute(self, life: str, task: StepRequest) -> Any:
@@ -185,35 +187,33 @@ class MapReduceWorker:
             self._job = task.job
             try:
                 with Named(f"{lp.current_node().name}: {where(step, operations)}"):
-                    return self._computed(stay, task, operations, action)
+                    return self._computed(stay.store, task, operations, action)
             finally:
                 self._job = None
-                if life not in self._stays:
-                    self._store.drop_all(life)  # the driver has left meanwhile
-                elif task.job not in stay.jobs and step.target is not None:
-                    self._store.drop((life, step.target))  # the job failed meanwhile
+                if task.job not in stay.jobs and step.target is not None:
+                    stay.store.drop(step.target)  # the job failed meanwhile
 
     def _computed(
-        self, stay: _Stay, task: StepRequest, operations: Operations, action: Action
+        self, store: ChunkStore, task: StepRequest, operations: Operations, action: Action
     ) -> Any:
         step = task.step
         missing: list[MissingError] = []
-        begin = functools.partial(self._begin, stay, task, missing)
+        begin = functools.partial(self._begin, store, task, missing)
         items = items_of(operations[step.operation], step.partition, begin)
         if step.target is None:
             result = action(step.partition, items)
         else:
             target = operations[step.target]
             assert isinstance(target, Shuffled)
-            weights = self._leave(stay.life, target, step.source, items)
-            result = StageOutput(self._index, stay.life, weights)
+            weights = self._leave(store, target, step.source, items)
+            result = StageOutput(self._index, store.life, weights)
         if missing:  # the user's code may have caught it
             raise missing[0]
         return result
 
     def _begin(
         self,
-        stay: _Stay,
+        store: ChunkStore,
         task: StepRequest,
         missing: list[MissingError],
         operation: Operation,
@@ -224,7 +224,7 @@ class MapReduceWorker:
             return loaded([task.items])
         if isinstance(operation, Shuffled):
             if len(task.outputs) < len(operation.inputs):  # not all are cached here
-                raise MissingError(stay.life)
+                raise MissingError(store.life)
             total = sum(output.weights[partition] for output in task.outputs)
 
             def fetch(sources: Sequence[int]) -> Iterator[bytes]:
@@ -242,29 +242,31 @@ class MapReduceWorker:
 
             return self._computes.gather(operation, total, fetch)
         assert isinstance(operation, Cached)
-        owner = stay.life, operation.number
-        if not self._store.has(owner, (partition, -1)):
-            begin = functools.partial(self._begin, stay, task, missing)
-            self._store.open(owner)
-            self._store.remove(owner, (partition, 0))  # of a task that has failed
+        owner = operation.number
+        if not store.has(owner, (partition, -1)):
+            begin = functools.partial(self._begin, store, task, missing)
+            store.open(owner)
+            store.remove(owner, (partition, 0))  # of a task that has failed
             for chunk in self._computes.chunks(items_of(operation.parents[0], partition, begin)):
-                self._store.add(owner, (partition, 0), chunk)
+                store.add(owner, (partition, 0), chunk)
             if missing:
                 raise missing[0]
-            self._store.mark(owner, (partition, -1))
-        return loaded(_noting(missing, self._store.stream(owner, (partition, 0))))
+            store.mark(owner, (partition, -1))
+        return loaded(_noting(missing, store.stream(owner, (partition, 0))))
 
-    def _leave(self, life: str, shuffle: Shuffled, source: int, items: Iterator[Any]) -> list[int]:
+    def _leave(
+        self, store: ChunkStore, shuffle: Shuffled, source: int, items: Iterator[Any]
+    ) -> list[int]:
         """Keeps items for the partitions of a wide operation; returns the weight of each."""
         weights = [0] * shuffle.partitions
-        owner = life, shuffle.number
-        self._store.open(owner)
+        owner = shuffle.number
+        store.open(owner)
         for partition in range(shuffle.partitions):
-            self._store.remove(owner, (source, partition))  # of a task that has failed
+            store.remove(owner, (source, partition))  # of a task that has failed
         for partition, chunk in self._computes.scatter(shuffle, source, items):
             weights[partition] += weight_of(chunk)
-            self._store.add(owner, (source, partition), chunk)
-        self._store.mark(owner, (source, -1))
+            store.add(owner, (source, partition), chunk)
+        store.mark(owner, (source, -1))
         return weights
 
     def _fetched(self, worker: int, life: str, *wanted: Any) -> Iterator[tuple[int, bytes]]:

@@ -205,7 +205,7 @@ class _SparkTask:
         store = ChunkStore(self.spill_folder)
         numbers: dict[int, list[int]] = collections.defaultdict(list)
         total = 0
-        owner = "gather", operation.number
+        owner = operation.number
         store.open(owner)
         for _, (source, number, chunk) in begun:
             store.add(owner, (source, number), chunk)

@@ -15,10 +15,6 @@ from launchpad_lite.engines.errors import EngineError, SpillError
 _Chunk = tuple[int, int]
 
 
-#: The owner of data: a life, which `MissingError` names, and the use of the data.
-Owner = tuple[str, int]
-
-
 class MissingError(EngineError):
     """The input of a task is not there (any more), because the life that it belongs to is over."""
 
@@ -28,34 +24,36 @@ class MissingError(EngineError):
 
 
 class ChunkStore:
-    """Pickled chunks of items. Thread-safe.
+    """Pickled chunks of items, by the number of the operation that owns them. Thread-safe.
 
-    Nothing is added to, or read of, an owner that is not open or was dropped: `MissingError`.
+    Nothing is added to, or read of, an owner that is not open or was dropped: `MissingError`, which
+    names the life of the store.
     """
 
-    def __init__(self, folder: str | None) -> None:
+    def __init__(self, folder: str | None, life: str = "") -> None:
         self._folder = folder
+        self.life = life
         self._lock = threading.Lock()
-        self._kept: dict[Owner, dict[Any, list[_Chunk]]] = {}
+        self._kept: dict[int, dict[Any, list[_Chunk]]] = {}
         #: One for each owner, so that its room is free once the owner is gone.
-        self._files: dict[Owner, IO[bytes]] = {}
+        self._files: dict[int, IO[bytes]] = {}
 
     def __del__(self) -> None:
         for file in self._files.values():
             file.close()
 
-    def open(self, owner: Owner) -> None:
+    def open(self, owner: int) -> None:
         """Lets data be added."""
         with self._lock:
             self._kept.setdefault(owner, {})
 
-    def _of(self, owner: Owner) -> dict[Any, list[_Chunk]]:
+    def _of(self, owner: int) -> dict[Any, list[_Chunk]]:
         try:
             return self._kept[owner]
         except KeyError:
-            raise MissingError(owner[0]) from None
+            raise MissingError(self.life) from None
 
-    def add(self, owner: Owner, key: Any, data: bytes) -> None:
+    def add(self, owner: int, key: Any, data: bytes) -> None:
         with self._lock:
             chunks = self._of(owner).setdefault(key, [])
             try:
@@ -75,45 +73,39 @@ class ChunkStore:
                 ) from error
             chunks.append((offset, len(data)))
 
-    def stream(self, owner: Owner, key: Any) -> Iterator[bytes]:
+    def stream(self, owner: int, key: Any) -> Iterator[bytes]:
         """Yields what was added; one chunk is in memory at a time."""
         with self._lock:
             kept = self._of(owner)
             chunks = list(kept.get(key, ()))
-        for each in chunks:
+        for offset, size in chunks:
             with self._lock:
                 if self._of(owner) is not kept:  # dropped and opened again
-                    raise MissingError(owner[0])
-                data = self._read(owner, each)
+                    raise MissingError(self.life)
+                data = os.pread(self._files[owner].fileno(), size, offset)
             yield data
 
-    def _read(self, owner: Owner, chunk: _Chunk) -> bytes:
-        offset, size = chunk
-        return os.pread(self._files[owner].fileno(), size, offset)
-
-    def has(self, owner: Owner, key: Any) -> bool:
+    def has(self, owner: int, key: Any) -> bool:
         with self._lock:
             return key in self._kept.get(owner, ())
 
-    def mark(self, owner: Owner, key: Any) -> None:
+    def mark(self, owner: int, key: Any) -> None:
         """Notes that there is output, even if it is empty."""
         with self._lock:
             self._of(owner).setdefault(key, [])
 
-    def remove(self, owner: Owner, key: Any) -> None:
+    def remove(self, owner: int, key: Any) -> None:
         """Forgets what was added; its room on disk is free with that of its owner."""
         with self._lock:
             self._of(owner).pop(key, None)
 
-    def drop(self, owner: Owner) -> None:
+    def drop(self, owner: int) -> None:
         """Frees what an owner has, and closes it."""
         with self._lock:
             self._kept.pop(owner, None)
             if owner in self._files:
                 self._files.pop(owner).close()
 
-    def drop_all(self, life: str) -> None:
-        with self._lock:
-            owners = [owner for owner in self._kept if owner[0] == life]
-        for owner in owners:
+    def drop_all(self) -> None:
+        for owner in list(self._kept):
             self.drop(owner)

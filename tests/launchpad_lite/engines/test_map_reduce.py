@@ -516,8 +516,8 @@ def test_a_broadcast_and_a_cache_survive_a_worker_that_was_lost_between_jobs() -
 
 
 def test_nothing_is_added_to_what_was_dropped_or_read_of_it() -> None:
-    owner = "life", 1
-    store = ChunkStore(None)
+    owner = 1
+    store = ChunkStore(None, "life")
     with pytest.raises(MissingError, match="life"):
         store.add(owner, 0, b"early")
     store.open(owner)
@@ -530,7 +530,7 @@ def test_nothing_is_added_to_what_was_dropped_or_read_of_it() -> None:
     with pytest.raises(MissingError):
         next(reading)
     assert list(other) == []  # begun later
-    store.drop_all("life")
+    store.drop_all()
     with pytest.raises(MissingError):
         store.add(owner, 0, b"late")
 
