@@ -111,16 +111,6 @@ def items_of(
     raise AssertionError(f"{operation.title} begins with nothing")
 
 
-def chunks_of(items: Iterator[Any], chunk_bytes: int) -> Iterator[bytes]:
-    """Yields chunks whose items take about so many bytes at most, unless one item takes more."""
-    count = 1
-    while some := list(itertools.islice(items, count)):
-        data = chunk_of(some)
-        yield data
-        fitting = len(some) * chunk_bytes // weight_of(data)
-        count = max(1, min(_CHUNK, 4 * count, fitting))
-
-
 def chunk_of(items: Sequence[Any]) -> bytes:
     """Returns a pickle of items that knows its weight."""
     data = courier.dumps(items)
@@ -195,8 +185,16 @@ class Computing:
         _tidy_heap()
 
     def chunks(self, items: Iterator[Any], streams: int = _STREAMS) -> Iterator[bytes]:
-        """Yields chunks of items, so small that one from each of so many streams fits into memory."""
-        return chunks_of(items, min(_CHUNK_BYTES, self._memory_bytes // streams))
+        """Yields chunks of items, so small that one from each of so many streams fits into memory.
+
+        Only an item that is larger than that makes a larger chunk.
+        """
+        chunk_bytes, count = min(_CHUNK_BYTES, self._memory_bytes // streams), 1
+        while some := list(itertools.islice(items, count)):
+            data = chunk_of(some)
+            yield data
+            fitting = len(some) * chunk_bytes // weight_of(data)
+            count = max(1, min(_CHUNK, 4 * count, fitting))
 
     def scatter(
         self, shuffle: Shuffled, source: int, items: Iterator[Any]
