@@ -5,7 +5,7 @@ from launchpad_lite import engines
 `engines.simulate` shows what a barrier does with many workers, without running any.
 """
 
-from launchpad_lite.engines._broadcasts import Broadcast
+from launchpad_lite.engines._jobs import Broadcast
 from launchpad_lite.engines._servers import Progress
 from launchpad_lite.engines.barriers import ASP, BSP, PSP, SSP, Barrier
 from launchpad_lite.engines.bounds import mean_bound, variance_bound

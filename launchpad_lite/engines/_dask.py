@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import courier
-from launchpad_lite.engines._broadcasts import load
 from launchpad_lite.engines._computing import (
     Computing,
     PartitionStep,
@@ -16,7 +15,7 @@ from launchpad_lite.engines._computing import (
     weight_of,
     where,
 )
-from launchpad_lite.engines._jobs import Backend, Job, SentBroadcasts, Show
+from launchpad_lite.engines._jobs import Backend, Job, SentBroadcasts, Show, load
 from launchpad_lite.engines._operations import (
     Cached,
     ItemsSource,

@@ -1,12 +1,17 @@
-"""An action on a dataset, as its workers get it, be they ours, Dask's or Spark's."""
+"""An action on a dataset, as its workers get it, be they ours, Dask's or Spark's.
+
+Values for many tasks are sent to each worker once, beside the jobs that need them.
+"""
 
 import abc
+import contextvars
+import pickle
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
-from launchpad_lite.engines._broadcasts import Broadcast, dump
+import courier
 from launchpad_lite.engines._computing import Action, JobStage, PartitionStep
 from launchpad_lite.engines._operations import (
     Operation,
@@ -18,8 +23,63 @@ from launchpad_lite.engines._operations import (
 )
 from launchpad_lite.engines.errors import EngineError
 
+T = TypeVar("T")
+
 #: Shows how far a stage is: tasks done, of how many.
 Show = Callable[[JobStage, int, int], None]
+
+#: The values to which the pickle that is being made refers.
+_referred: "contextvars.ContextVar[dict[str, Broadcast[Any]]]" = contextvars.ContextVar("referred")
+#: The values that came before the pickle that is being read.
+_received: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar("received")
+
+
+class Broadcast(Generic[T]):
+    """A value for functions of a pipeline, sent to each worker once: `MapReduce.broadcast` makes it.
+
+    Attributes:
+        value: The value.
+
+    Example:
+        stop_words = mr.broadcast({"a", "the"})
+        words.filter(lambda word: word not in stop_words.value)
+    """
+
+    def __init__(self, value: T, name: str = "") -> None:
+        self.value = value
+        self.name = name or uuid.uuid4().hex
+
+    def __reduce__(self) -> Any:
+        try:
+            _referred.get()[self.name] = self
+        except LookupError:
+            raise EngineError(
+                "a Broadcast can only be used in the functions of a pipeline"
+            ) from None
+        return _find, (self.name,)
+
+
+def _find(name: str) -> "Broadcast[Any]":
+    return Broadcast(_received.get()[name], name)
+
+
+def dump(value: object) -> tuple[bytes, "dict[str, Broadcast[Any]]"]:
+    """Returns a pickle, and the values that have to be there when it is loaded."""
+    referred: dict[str, Broadcast[Any]] = {}
+    token = _referred.set(referred)
+    try:
+        return courier.dumps(value), referred
+    finally:
+        _referred.reset(token)
+
+
+def load(data: bytes, received: Mapping[str, Any]) -> Any:
+    """Returns the object of a pickle, given the values that came before it."""
+    token = _received.set(received)
+    try:
+        return pickle.loads(data)
+    finally:
+        _received.reset(token)
 
 
 class Backend(abc.ABC):
@@ -58,11 +118,6 @@ class Backend(abc.ABC):
 class Job:
     """One action: its operations, as the workers get them."""
 
-    #: The pickle of operations by their number, and of the action.
-    payload: bytes
-    #: The broadcasts that the payload needs, by name.
-    broadcasts: dict[str, Broadcast[Any]]
-
     def __init__(self, operation: Operation, action: Action, title: str) -> None:
         self.name = uuid.uuid4().hex
         self.operation = operation
@@ -73,6 +128,8 @@ class Job:
         # Parents first: the pickle of a long chain would be nested too deeply in the other order.
         self._operations = {each.number: each for each in operations_of(operation)}
         try:
+            #: The pickle of operations by their number and of the action, and the broadcasts that it
+            #: needs, by name.
             self.payload, self.broadcasts = dump((self._operations, action))
         except EngineError:
             raise

@@ -6,11 +6,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import courier
 from launchpad_lite.engines._computing import PartitionStep
-from launchpad_lite.engines._jobs import Backend, Job, Show
+from launchpad_lite.engines._jobs import Backend, Broadcast, Job, Show
 from launchpad_lite.engines._map_reduce_worker import (
     PROCESS,
     NotPreparedError,
@@ -26,9 +26,6 @@ from launchpad_lite.engines._operations import (
 )
 from launchpad_lite.engines._store import MissingError
 from launchpad_lite.engines.errors import EngineError, TaskError
-
-if TYPE_CHECKING:
-    from launchpad_lite.engines._broadcasts import Broadcast
 
 #: Tasks that a worker has at a time, so that the next one is there when one ends.
 _AT_A_TIME = 2

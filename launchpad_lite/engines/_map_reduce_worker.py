@@ -16,7 +16,6 @@ from typing import Any
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.engines._broadcasts import load
 from launchpad_lite.engines._computing import (
     Action,
     Computing,
@@ -27,6 +26,7 @@ from launchpad_lite.engines._computing import (
     weight_of,
     where,
 )
+from launchpad_lite.engines._jobs import load
 from launchpad_lite.engines._operations import Cached, ItemsSource, Operation, Shuffled
 from launchpad_lite.engines._store import ChunkStore, MissingError
 from launchpad_lite.engines._user_code import Named

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import courier
-from launchpad_lite.engines._broadcasts import load
 from launchpad_lite.engines._computing import (
     Action,
     Computing,
@@ -22,7 +21,7 @@ from launchpad_lite.engines._computing import (
     weight_of,
     where,
 )
-from launchpad_lite.engines._jobs import Backend, Job, SentBroadcasts
+from launchpad_lite.engines._jobs import Backend, Job, SentBroadcasts, load
 from launchpad_lite.engines._operations import (
     Cached,
     ItemsSource,

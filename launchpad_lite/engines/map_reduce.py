@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import launchpad_lite as lp
-from launchpad_lite.engines._broadcasts import Broadcast, dump
 from launchpad_lite.engines._computing import JobStage
-from launchpad_lite.engines._jobs import Backend
+from launchpad_lite.engines._jobs import Backend, Broadcast, dump
 from launchpad_lite.engines._map_reduce_driver import Driver
 from launchpad_lite.engines._map_reduce_worker import MapReduceWorker
 from launchpad_lite.engines._operations import (
