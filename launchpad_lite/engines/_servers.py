@@ -156,20 +156,19 @@ def _settle(
 class _Held:
     """One value. Replaced, never changed: readers may still get it."""
 
-    __slots__ = ("_sent", "_visible", "_was_read", "value", "version")
+    __slots__ = ("_sent", "_was_read", "value", "version")
 
     def __init__(self, value: Any, visible: Any, version: int) -> None:
         self.value = value
         self.version = version
-        self._sent = self._visible = visible
+        self._sent = visible
         self._was_read = False
 
     def sent(self) -> Any:
         """Returns what a reader gets: not shared at first, because most values have one reader."""
-        if not self._was_read:
-            self._was_read = True
-        elif self._sent is self._visible and getattr(self._sent, "nbytes", 0) >= _LARGE_BYTES:
-            self._sent = courier.Shared(self._visible)
+        if self._was_read and getattr(self._sent, "nbytes", 0) >= _LARGE_BYTES:
+            self._sent = courier.Shared(self._sent)  # which has no nbytes
+        self._was_read = True
         return self._sent
 
 
