@@ -209,6 +209,7 @@ class SupervisedProgram(WatchedProgram):
                 usage.get(executable.name, UNKNOWN)["cpu"],
                 usage.get(executable.name, UNKNOWN)["memory_mib"],
                 since=self._since[executable.name],
+                gpu_memory_mib=usage.get(executable.name, UNKNOWN)["gpu_memory_mib"],
             )
             for executable in self.plan.executables
         ]

@@ -10,7 +10,12 @@ from launchpad_lite.insight.history import Row
 _MOST_POINTS = 1200
 #: Lines that are drawn in one chart, or nodes whose view is shown; points of each line.
 _MOST_LINES, _SHOWN_POINTS = 8, 300
-_CHARTS = {"cpu": "cores", "mib": "memory (MiB)", "in_s": "calls/s served"}
+_CHARTS = {
+    "cpu": "cores",
+    "mib": "memory (MiB)",
+    "gpu_mib": "GPU memory (MiB)",
+    "in_s": "calls/s served",
+}
 
 
 def label_of(node: str) -> str:
@@ -56,7 +61,8 @@ class Curves:
                     self.program, self.nodes = str(row.get("program")), row["nodes"]
                 case "node":
                     self.states[node] = row
-                    self._sum_up(t, node, row, "cpu", "mib")
+                    row.setdefault("gpu_mib", None)  # earlier versions do not have it
+                    self._sum_up(t, node, row, "cpu", "mib", "gpu_mib")
                 case "calls":
                     self.rates[node] = row
                     self._sum_up(t, node, row, "in_s")

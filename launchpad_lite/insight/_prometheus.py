@@ -25,11 +25,14 @@ def _samples(sight: ProgramSight) -> Iterator[Sample]:
         node = {"node": status.name}
         yield "launchpad_node_state", "", {**node, "state": status.state}, 1
         yield "launchpad_node_restarts_total", "", node, status.restarts
-        memory_bytes = None if status.memory_mib is None else status.memory_mib * (1 << 20)
-        usage = {"cores": status.cpu, "memory_bytes": memory_bytes, "queued": rates.queued}
-        for name, value in usage.items():
+        for name, value, unit in (
+            ("cores", status.cpu, 1),
+            ("memory_bytes", status.memory_mib, 1 << 20),
+            ("gpu_memory_bytes", status.gpu_memory_mib, 1 << 20),
+            ("queued", rates.queued, 1),
+        ):
             if value is not None:
-                yield f"launchpad_node_{name}", "", node, value
+                yield f"launchpad_node_{name}", "", node, value * unit
         for side, methods in (numbers.get("calls") or {}).items():
             for method, each in methods.items():
                 for name, key in (("", "calls"), ("_errors", "errors"), ("_seconds", "seconds")):

@@ -14,7 +14,7 @@ from textual.worker import get_current_worker
 import courier
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.insight._view import NodeRow, ProgramSight, ProgramView, view_text
-from launchpad_lite.insight.top import HEAD, PERIOD_S, cells
+from launchpad_lite.insight.top import PERIOD_S, table_of
 from launchpad_lite.launching.registry import Inspector
 from launchpad_lite.launching.status_table import cell
 from launchpad_lite.parts.escapes import shown
@@ -53,9 +53,6 @@ class TopApp(App[None]):
 
     def on_mount(self) -> None:
         """Begins to look."""
-        table = self.query_one("#nodes", DataTable)
-        for name in HEAD:
-            table.add_column(name, key=name)
         self.run_worker(self._renew, thread=True, group="renew")
 
     def _renew(self) -> None:
@@ -75,15 +72,20 @@ class TopApp(App[None]):
         self.query_one("#title", Static).update(Text(shown(sight.title)))
         table: DataTable[Text] = self.query_one("#nodes", DataTable)
         self._rows = {row.status.name: row for row in sight.rows}
-        for row in sight.rows:
+        head, rows = table_of(sight.rows)
+        if len(table.columns) != len(head):
+            table.clear(columns=True)
+            for name in head:
+                table.add_column(name, key=name)
+        for node, row in zip(self._rows, rows, strict=True):
             # Text, because in strings of nodes brackets would be markup.
-            values = [Text(shown(cell(each))) for each in cells(row)]
-            if row.status.name not in table.rows:
-                table.add_row(*values, key=row.status.name)
+            values = [Text(shown(cell(each))) for each in row]
+            if node not in table.rows:
+                table.add_row(*values, key=node)
             else:
-                for name, value in zip(HEAD, values, strict=True):
-                    if table.get_cell(row.status.name, name) != value:
-                        table.update_cell(row.status.name, name, value, update_width=True)
+                for name, value in zip(head, values, strict=True):
+                    if table.get_cell(node, name) != value:
+                        table.update_cell(node, name, value, update_width=True)
 
     def action_show(self, what: str) -> None:
         """Shows the logs, the stack or the views of the chosen node, or who waits for whom."""

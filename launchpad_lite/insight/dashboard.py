@@ -148,7 +148,7 @@ class ProgramPage:
         for node, row in found.items():
             status = NodeStatus(
                 node, row.get("state", "ended"), row.get("host", ""), None, {}, row.get("restarts", 0),
-                row.get("cpu"), row.get("mib"), since=row.get("t"),
+                row.get("cpu"), row.get("mib"), since=row.get("t"), gpu_memory_mib=row.get("gpu_mib"),
             )  # fmt: skip
             rates = curves.rates.get(node, {})
             known = CallRates(*(rates.get(name) for name in CallRates._fields))
@@ -214,7 +214,7 @@ def _tail(path: Path) -> list[bytes]:
 
 def _cells(row: NodeRow) -> list[Any]:
     status = row.status
-    usage = (status.restarts, status.cpu, status.memory_mib)
+    usage = (status.restarts, status.cpu, status.memory_mib, status.gpu_memory_mib)
     return [status.name, status.state, status.host, *usage, *row.rates, row.last_line]
 
 

@@ -101,6 +101,7 @@ class RowMaker:
                 "host": each.host,
                 "cpu": None if each.cpu is None or has_ended else round(each.cpu, 2),
                 "mib": None if each.memory_mib is None or has_ended else round(each.memory_mib),
+                "gpu_mib": None if has_ended else each.gpu_memory_mib,
             }
             if self._before.get(each.name) != row:
                 self._before[each.name] = row

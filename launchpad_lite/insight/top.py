@@ -1,5 +1,6 @@
 """`top`: the nodes of a running program, as a table that is renewed."""
 
+import itertools
 import shutil
 import sys
 import time
@@ -13,21 +14,29 @@ from launchpad_lite.parts.escapes import shown
 
 #: Seconds between two looks; looks take at most one part in so many of the time.
 PERIOD_S, REST = 1.0, 40
-HEAD = (
-    *("node", "state", "cores", "MiB", "calls/s in", "out"),
+_HEAD = (
+    *("node", "state", "cores", "MiB", "GPU MiB", "calls/s in", "out"),
     *("errors/s", "queued", "p50", "p99", "restarts", "last line"),
 )
 _HOME, _TO_END, _TO_END_OF_LINE = "\x1b[H", "\x1b[J", "\x1b[K"
 
 
-def cells(row: NodeRow) -> Sequence[object]:
-    """Returns what a table shows of a node, as `HEAD` says."""
+def table_of(nodes: Sequence[NodeRow]) -> tuple[list[str], list[list[object]]]:
+    """Returns the names of columns, and a row for each node; with GPU memory if one holds some."""
+    has_gpu = any(each.status.gpu_memory_mib is not None for each in nodes)
+    shows = [has_gpu or name != "GPU MiB" for name in _HEAD]
+    rows = [[*itertools.compress(_cells(each), shows)] for each in nodes]
+    return [*itertools.compress(_HEAD, shows)], rows
+
+
+def _cells(row: NodeRow) -> Sequence[object]:
     status, rates = row.status, row.rates
     return (
         status.name,
         status.state,
         status.cpu,
         status.memory_mib,
+        status.gpu_memory_mib,
         rates.in_s,
         rates.out_s,
         rates.errors_s,
@@ -54,7 +63,8 @@ def render(sight: ProgramSight, columns: int | None = None, lines: int | None = 
     if lines is not None and len(rows) > (most := max(1, lines - 4)):
         busiest = sorted(rows, key=lambda row: -(row.status.cpu or 0.0))[:most]
         rows = [row for row in rows if row in busiest]
-    text = [sight.title, *text_table([HEAD, *map(cells, rows)]).split("\n")]
+    head, found = table_of(rows)
+    text = [sight.title, *text_table([head, *found]).split("\n")]
     if left := len(sight.rows) - len(rows):
         text.append(f"and {left} more, which use less")
     return "\n".join(line if columns is None else line[: columns - 1] for line in map(shown, text))

@@ -140,6 +140,7 @@ class NodeStatus:
         memory_mib: Main memory that they hold; None: not known.
         waits_for: The reason why a node is pending, if that is known.
         since: When it came into its state, in seconds since 1970; None: not known.
+        gpu_memory_mib: GPU memory that it and its child processes hold; None: none, or not known.
     """
 
     name: str
@@ -152,6 +153,7 @@ class NodeStatus:
     memory_mib: float | None = None
     waits_for: str = ""
     since: float | None = None
+    gpu_memory_mib: float | None = None
 
 
 class Finding(NamedTuple):

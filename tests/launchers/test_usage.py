@@ -2,12 +2,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
 
+import launchpad_lite as lp
 from launchers.host.usage import UsageMeter
-from launchpad_lite.testing import poll_until
+from launchpad_lite.testing import LaunchedProgram, poll_until
 
 
 def test_a_worker_that_computes_is_seen_and_one_that_has_gone_is_left_out() -> None:
@@ -37,3 +40,69 @@ def test_what_children_of_a_worker_use_counts_as_its_own() -> None:
     finally:
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
+
+
+#: In place of the package nvidia-ml-py: each process has a MiB of the first GPU, and half of that of the third.
+NVML = """
+import pathlib, types
+class NVMLError(Exception): pass
+is_up = False
+def nvmlInit():
+    global is_up
+    is_up = True
+def nvmlShutdown():
+    global is_up
+    is_up = False
+def nvmlDeviceGetCount(): return 3
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetComputeRunningProcesses(index):
+    pids = [int(each.name) for each in pathlib.Path("/proc").iterdir() if each.name.isdecimal()]
+    held = (1 << 20, None, 1 << 19)[index]
+    return [types.SimpleNamespace(pid=pid, usedGpuMemory=held) for pid in pids]
+"""
+
+
+@pytest.fixture
+def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "pynvml.py").write_text(NVML)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("nvml")
+def test_gpu_memory_of_a_worker_and_its_children_is_told_where_nvml_is() -> None:
+    meter = UsageMeter()
+    code = "import subprocess, sys; subprocess.run(['sleep', '60'])"
+    worker = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    try:
+        poll_until(psutil.Process(worker.pid).children)
+        assert meter.look({"node": worker.pid})["node"]["gpu_memory_mib"] == 3.0
+    finally:
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+    assert not sys.modules["pynvml"].is_up  # forked workers would inherit its open files
+
+
+def test_without_nvml_none_is_told_and_nobody_looks_again(
+    nvml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (nvml / "pynvml.py").write_text("def nvmlInit(): raise OSError('no driver')")
+    meter, here = UsageMeter(), {"node": os.getpid()}
+    assert meter.look(here)["node"]["gpu_memory_mib"] is None
+    monkeypatch.delitem(sys.modules, "pynvml")
+    (nvml / "pynvml.py").write_text(NVML)
+    assert meter.look(here)["node"]["gpu_memory_mib"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nvml")
+def test_gpu_memory_is_in_the_states_and_in_the_history(
+    launch_program: Callable[..., LaunchedProgram],
+) -> None:
+    program = lp.Program("gpus")
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="node")
+    running = launch_program(program, "test_mp").running
+    poll_until(lambda: running.status()[0].gpu_memory_mib == 1.5)
+    assert running.log_dir is not None
+    poll_until(lambda: '"gpu_mib":1.5' in (running.log_dir / "history.jsonl").read_text())

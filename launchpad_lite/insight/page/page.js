@@ -7,8 +7,8 @@ sessionStorage.setItem("token", TOKEN);
 history.replaceState(null, "", location.pathname);
 
 const ROW = 22; // height of a row in pixels, as in the style sheet
-const COLUMNS = ["node", "state", "host", "restarts", "cores", "MiB", "calls/s in", "out",
-  "errors/s", "queued", "p50", "p99", "last line"];
+const COLUMNS = ["node", "state", "host", "restarts", "cores", "MiB", "GPU MiB", "calls/s in",
+  "out", "errors/s", "queued", "p50", "p99", "last line"];
 const COLORS = ["#2563eb", "#d97706", "#059669", "#c026d3", "#dc2626", "#0891b2", "#65a30d", "#7c3aed"];
 const at = id => document.getElementById(id);
 const state = { nodes: [], edges: [], groups: [], folder: "" };
@@ -43,7 +43,7 @@ function delay(seconds) {
 }
 
 function cellText(value, column) {
-  return column === 10 || column === 11 ? delay(value) : typeof value === "number" ? short(value) : value ?? "";
+  return column === 11 || column === 12 ? delay(value) : typeof value === "number" ? short(value) : value ?? "";
 }
 
 // The table: only rows that can be seen are elements.
@@ -81,13 +81,17 @@ function drawRows() {
     node.forEach((value, column) => {
       const cell = row.children[column], text = cellText(value, column);
       if (cell.textContent !== text) cell.textContent = cell.title = text;
-      const kind = column === 1 ? value : column === 12 ? "last" : column > 2 ? "number" : "";
+      const kind = column === 1 ? value : column === 13 ? "last" : column > 2 ? "number" : "";
       if (cell.className !== kind) cell.className = kind;
     });
   });
 }
 
-function drawTable() { sortNodes(); drawRows(); }
+function drawTable() {
+  at("nodes").classList.toggle("gpu", state.nodes.some(each => each[6] !== null));
+  sortNodes();
+  drawRows();
+}
 
 // The graph: a box for each group, in columns from callers to callees.
 
@@ -299,7 +303,7 @@ async function renew() {
 }
 
 at("head").append(...COLUMNS.map((name, column) => {
-  const cell = make("span", name, column > 2 && column < 12 ? "number" : "");
+  const cell = make("span", name, column > 2 && column < 13 ? "number" : "");
   cell.onclick = () => { down = sortBy === column ? !down : column > 2; sortBy = column; drawTable(); };
   return cell;
 }));

@@ -22,7 +22,9 @@ class Many:
         self._looks += 1
         nodes = [
             NodeStatus(
-                f"actor[{n}]", "running", f"h{n % 16}", n, {}, 0, (n + self._looks) % 9 / 9, 99.0
+                *(f"actor[{n}]", "running", f"h{n % 16}", n, {}, 0),
+                *((n + self._looks) % 9 / 9, 99.0),
+                gpu_memory_mib=None if n else 512.0,
             )
             for n in range(1000)
         ]

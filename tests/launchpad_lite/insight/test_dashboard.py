@@ -59,7 +59,7 @@ def test_numbers_in_the_format_of_prometheus() -> None:
     metrics = {"counter": {'a"b': 2}, "gauge": {}, "histogram": {"h": histogram}, "log": {}}
     get = {"calls": 7, "errors": 1, "seconds": 0.5}
     numbers = {"calls": {"served": {"get": get}, "made": {}}, "metrics": metrics}
-    status = NodeStatus("a[0]", "running", "h", 1, {}, 2, 0.5, 3.0)
+    status = NodeStatus("a[0]", "running", "h", 1, {}, 2, 0.5, 3.0, gpu_memory_mib=8.0)
     sight = ProgramSight("", [NodeRow(status, CallRates(queued=4), "", numbers)], {})
     assert as_prometheus(sight).splitlines() == [
         "# TYPE launchpad_node_state gauge",
@@ -70,6 +70,8 @@ def test_numbers_in_the_format_of_prometheus() -> None:
         'launchpad_node_cores{node="a[0]"} 0.5',
         "# TYPE launchpad_node_memory_bytes gauge",
         'launchpad_node_memory_bytes{node="a[0]"} 3145728',
+        "# TYPE launchpad_node_gpu_memory_bytes gauge",
+        'launchpad_node_gpu_memory_bytes{node="a[0]"} 8388608',
         "# TYPE launchpad_node_queued gauge",
         'launchpad_node_queued{node="a[0]"} 4',
         "# TYPE launchpad_calls_served_total counter",

@@ -50,6 +50,9 @@ def test_what_nodes_print_is_shown_as_text(
     last = "document.querySelector('#rows .last')?.textContent"
     tab.wait_for(f"{last} == 'step 1: loss=0.5'")
     tab.wait_for("location.hash + document.title == 'hostile: running'")
+    assert (
+        tab.evaluate("document.querySelector('#head > :nth-child(7)').offsetWidth") == 0
+    )  # no GPU
     tab.evaluate("document.querySelector('#rows .row').click()")
     tab.wait_for("document.getElementById('text').textContent.includes('step 1')")
     shown = tab.evaluate("document.getElementById('text').textContent")
@@ -76,6 +79,8 @@ def test_a_page_of_a_thousand_nodes_draws_those_that_are_seen(tab: Browser) -> N
     tab.wait_for("document.querySelectorAll('#rows .row').length > 10")
     assert tab.evaluate("document.querySelectorAll('#rows .row').length") < 100
     assert tab.evaluate("document.getElementById('count').textContent") == "1000 of 1000"
+    seventh = "document.querySelector('#rows .row > :nth-child(7)')"
+    assert tab.evaluate(f"{seventh}.textContent + ({seventh}.offsetWidth > 0)") == "512true"
     tab.evaluate("document.getElementById('scroll').scrollTop = 1e9")
     tab.wait_for("document.querySelector('#rows .row:last-child').dataset.node == 'actor[999]'")
     cores = tab.evaluate("state.nodes[999][4]")

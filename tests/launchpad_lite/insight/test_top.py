@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import launchpad_lite as lp
-from launchpad_lite.insight._view import CallMeter, CallRates, ProgramView, plain
-from launchpad_lite.insight.top import show_top
+from launchpad_lite.insight._view import CallMeter, CallRates, NodeRow, ProgramView, plain
+from launchpad_lite.insight.top import show_top, table_of
+from launchpad_lite.launching import NodeStatus
 from launchpad_lite.launching.registry import Inspector
 from launchpad_lite.testing import LaunchedProgram, poll_until
 
@@ -51,6 +52,19 @@ class Talking:
         print("first\n\x1b]0;title\x07[b]last[/b]", flush=True)
         lp.metrics.view("shown", lambda: {"[b]bar": 1})
         lp.wait_for_stop()
+
+
+def test_gpu_memory_has_a_column_if_a_node_holds_some() -> None:
+    without = NodeStatus("a[0]", "running", "h", 1, {}, 0, 0.5, 3.0)
+    with_gpu = NodeStatus("a[1]", "running", "h", 2, {}, 0, 0.5, 3.0, gpu_memory_mib=8.0)
+    nodes = [NodeRow(each, CallRates(), "", {}) for each in (without, with_gpu)]
+    head, rows = table_of(nodes)
+    at = head.index("GPU MiB")
+    assert [row[at] for row in rows] == [None, 8.0]
+    assert table_of(nodes[:1]) == (
+        [*head[:at], *head[at + 1 :]],
+        [rows[0][:at] + rows[0][at + 1 :]],
+    )
 
 
 @pytest.fixture
