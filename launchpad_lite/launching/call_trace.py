@@ -123,7 +123,8 @@ class RunTrace:
             kept = self._answers.setdefault(node, {"threads": {}, "calls": {}})
             # `now`: as of the same time for all, by the clock of its host.
             kept.update(asked=each["now"], now=each["now"] - now)
-            kept["threads"].update(each["threads"])
+            named_now = {ident: name for ident, name in each["threads"].items() if name}
+            kept["threads"].update(named_now)  # those that have ended have no name any more
             calls = kept["calls"]
             calls.update(((call["began"], call["thread"]), call) for call in each["calls"])
             for key in list(calls)[: max(0, len(calls) - _MOST_CALLS // len(self._hosts))]:

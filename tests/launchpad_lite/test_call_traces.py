@@ -77,15 +77,21 @@ class Fast:
         self._left -= 1
         call = _call(1.0 + self._left, 0.1, 1)
         count = 1000 * (2 - self._left)
-        return {"a[0]": {**_answer(9.0, call), "pid": 7, "count": count, "room": 900}}
+        threads = {"7": "MainThread" * self._left}  # it has ended at last
+        answer = {**_answer(9.0, call), "threads": threads}
+        return {"a[0]": {**answer, "pid": 7, "count": count, "room": 900}}
 
 
-def test_a_trace_of_a_run_says_how_many_calls_it_lacks(tmp_path: Path) -> None:
+def test_a_trace_of_a_run_says_how_many_calls_it_lacks_and_names_threads_that_ended(
+    tmp_path: Path,
+) -> None:
     program: Any = Fast(2)
     traced = RunTrace(program, tmp_path / "run.json")
     traced.thread.join(30)
     found = json.loads((tmp_path / "run.json").read_text())
     assert found["otherData"]["calls"].startswith("2 calls of 1 nodes; 200 more are missing")
+    (name,) = [each for each in found["traceEvents"] if each["name"] == "thread_name"]
+    assert name["args"]["name"] == "MainThread"
 
 
 class Learner:
