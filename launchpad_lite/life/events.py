@@ -174,6 +174,7 @@ class Logged(_NodeEvent):
 #: What a thread does, of what decides whether a program can go on.
 COMPUTES, SLEEPS, WAITS, READS = "computes", "sleeps", "waits", "reads "
 WAITS_FOR_FILES, WAITS_FOR_PROCESS = "waits for a file or a connection", "waits for a process"
+AT_MOST = ", for some time at most"  # how that ends, if the wait has a limit
 IN_LIBRARY = "in code of the library"  # the place of a thread that runs no code of the user
 
 
@@ -187,7 +188,7 @@ class ThreadActivity(_Message):
     server: str = ""  # name or address of the server for which it waits; empty: it waits for none
     method: str = ""  # the method that it has called there
     doing: str = WAITS  # `computes`, or for what it waits
-    is_limited: bool = False  # whether its wait for a server ends after some time
+    is_limited: bool = False  # whether its wait ends after some time
     thread: int = 0  # its ident; 0: it is a task of an event loop
     behind: int = 0  # the thread of the same process for which it waits; 0: for none
     answers_s: float = 0.0  # seconds since it began to answer its call; 0: it answers none

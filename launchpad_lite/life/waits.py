@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launchpad_lite.life.events import (
+    AT_MOST,
     COMPUTES,
     IN_LIBRARY,
     READS,
@@ -237,8 +238,12 @@ def _is_stalled(actors: Sequence[_Actor]) -> bool:
     """Returns whether some wait for others without a limit, and no other goes on meanwhile."""
     if any(
         each.does.doing in (COMPUTES, SLEEPS)
-        # It may give what comes from outside to any other.
-        or (_hears(each.does) and each.does.place != IN_LIBRARY and not each.does.server)
+        # It may give what comes from outside to any other, or goes on when its time is over.
+        or (
+            (_hears(each.does) or each.does.doing.endswith(AT_MOST))
+            and each.does.place != IN_LIBRARY
+            and not each.does.server
+        )
         for each in actors
     ):
         return False
@@ -275,8 +280,8 @@ def _ending(actor: _Actor) -> str:
     if does.server and not does.method:
         return f"{does.server} ({does.place})"
     if does.server:
-        wait = "for some time at most" if actor.targets else "not begun yet or answered later"
-        return f"{does.server}: {does.method}, {wait} ({does.place})"
+        wait = AT_MOST if actor.targets else ", not begun yet or answered later"
+        return f"{does.server}: {does.method}{wait} ({does.place})"
     return f"{actor.label}, which {actor.doing}"
 
 

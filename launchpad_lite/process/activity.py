@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from courier import CallContext
 from courier.lowlevel import Parcel, answered_call, awaited_call
 from launchpad_lite.life.events import (
+    AT_MOST,
     COMPUTES,
     IN_LIBRARY,
     READS,
@@ -64,6 +65,7 @@ _WAITS_IN = {
     ("queue.py", "get"): "waits for an item of a queue",
     ("queue.py", "put"): "waits for room in a queue",
     ("subprocess.py", ""): WAITS_FOR_PROCESS,
+    ("tasks.py", "sleep"): SLEEPS,  # of asyncio
     ("threading.py", "wait"): "waits for an event",
 }
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
@@ -197,6 +199,7 @@ def _activities(
             may_end = ident == 0 and not users and sys.version_info < (3, 12)
             caller = part[0][0].f_back if call and part else None
             arguments = None if caller is None else caller.f_locals.get("arguments")
+            doing = wait.text if is_last else WAITS
             yield (
                 call,
                 ThreadActivity(
@@ -205,8 +208,8 @@ def _activities(
                     "" if call is None else call.peer,
                     "" if waits is None else waits.server,
                     "" if waits is None else waits.method,
-                    wait.text if is_last else WAITS,
-                    waits is not None and (waits.is_limited or may_end),
+                    doing,
+                    (waits.is_limited or may_end) if waits else doing.endswith(AT_MOST),
                     ident,
                     wait.behind if is_last else 0,
                     0.0 if call is None else round(time.perf_counter() - call.began, 3),
@@ -218,22 +221,26 @@ def _activities(
 def _wait(stack: Stack, doing: str) -> _Wait:
     """Returns what a thread does, by its stack, and by what the system says."""
     names: dict[int | None, str] = {each.ident: each.name for each in threading.enumerate()}
+    limit = ""
     if doing == COMPUTES or not stack:
         return _Wait(doing or WAITS)
     for frame, _ in reversed(stack):
         file, function = Path(frame.f_code.co_filename).name, frame.f_code.co_name
         if is_of_user(frame.f_code.co_filename) or is_ours(frame.f_code.co_filename):
             break
+        timeout = frame.f_locals.get("timeout")
+        if isinstance(timeout, int | float) and timeout >= 0:  # -1 is none
+            limit = AT_MOST
         if (file, function) == ("threading.py", "join"):
             thread = frame.f_locals.get("self")
             if isinstance(thread, threading.Thread) and thread.ident is not None:
-                return _Wait(f"waits for the thread {names.get(thread.ident)}", thread.ident)
+                return _Wait(f"waits for the thread {names.get(thread.ident)}{limit}", thread.ident)
         if text := _WAITS_IN.get((file, function)) or _WAITS_IN.get((file, "")):
             doing = text
     if doing in ("", _WAITS_FOR_LOCK):
         for owner in _owners(*stack[-1]):
             return _Wait(f"waits for a lock that {names.get(owner, 'no thread')} holds", owner)
-    return _Wait(doing or WAITS)
+    return _Wait((doing or WAITS) + limit)
 
 
 def _owners(frame: FrameType, line: int) -> Iterator[int]:

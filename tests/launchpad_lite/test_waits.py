@@ -15,7 +15,7 @@ import pytest
 import launchpad_lite as lp
 from launchers.supervision.deadlock_watch import DeadlockWatch
 from launchpad_lite import engines
-from launchpad_lite.life.events import IN_LIBRARY, Looked, ThreadActivity
+from launchpad_lite.life.events import AT_MOST, IN_LIBRARY, Looked, ThreadActivity
 from launchpad_lite.life.timing import DEFAULT
 from launchpad_lite.life.waits import STALLED, ServingNode, explain
 from launchpad_lite.testing import poll_until
@@ -167,8 +167,8 @@ def test_what_calls_wait_for_that_are_answered_later_is_named(launch_program: An
     _await(
         running,
         "a[0].run waits for b[0].act, which waits (its batch has 1 of 3 calls)",
-        "a[1].run waits for c[0].__init__, which waits for an event (test_waits.py:",
-        "ps_worker[0].run wait for ps_worker[1].push, which waits for an event (test_waits.py:",
+        "a[1].run waits for c[0].__init__, which waits for an event, for some time at most (test_waits.py:",
+        "ps_worker[0].run wait for ps_worker[1].push, which waits for an event, for some time at most (test_waits.py:",
     )
     running.kill()
 
@@ -178,8 +178,8 @@ def test_what_calls_wait_for_that_are_answered_later_is_named(launch_program: An
     ("method", "what"),
     [
         ("compute", "computes (test_waits.py:"),
-        ("rest", "waits for an event (test_waits.py:"),
-        ("rest_async", "waits (test_waits.py:"),
+        ("rest", "waits for an event, for some time at most (test_waits.py:"),
+        ("rest_async", "sleeps (test_waits.py:"),
     ],
 )
 def test_a_node_for_which_others_wait_is_named_with_its_line(
@@ -204,7 +204,10 @@ def test_a_node_that_is_still_constructed_is_named_with_its_line(launch_program:
     with program.group("a"):
         program.add_node(lp.CourierNode(Caller, late, "rest"))
     running = launch_program(program, "test_mt").running
-    _await(running, "a[0].run waits for b[0].__init__, which waits for an event (test_waits.py:")
+    _await(
+        running,
+        "a[0].run waits for b[0].__init__, which waits for an event, for some time at most (test_waits.py:",
+    )
     running.kill()
 
 
@@ -247,11 +250,12 @@ def test_that_no_node_computes_is_said_unless_one_may_go_on() -> None:
     asks = ThreadActivity("run", "a.py:1", server="b", method="get")
     stuck = ThreadActivity("get", "b.py:1", peer="x", doing="waits for an item of a queue")
     assert explain(_nodes(a=_node(asks), b=_node(stuck))).endswith(f"\n{STALLED}")
-    for other in ("computes", "sleeps", "waits for a file or a connection"):
+    for other in ("computes", "sleeps", "waits for a file or a connection", f"waits{AT_MOST}"):
         moving = dataclasses.replace(stuck, doing=other)
         assert STALLED not in explain(_nodes(a=_node(asks), b=_node(moving)))
-    hears = ThreadActivity("run", "b.py:2", doing="reads a socket")  # and may fill the queue
-    assert STALLED not in explain(_nodes(a=_node(asks), b=_node(stuck, hears)))
+    for doing in ("reads a socket", f"waits for an event{AT_MOST}"):  # and may fill the queue
+        fills = ThreadActivity("run", "b.py:2", doing=doing)
+        assert STALLED not in explain(_nodes(a=_node(asks), b=_node(stuck, fills)))
     receives = dataclasses.replace(asks, doing="reads a socket")
     assert STALLED in explain(_nodes(a=_node(receives), b=_node(stuck)))
     limited = dataclasses.replace(asks, is_limited=True)
