@@ -1,9 +1,11 @@
 """Which cause `why` names of programs that hang, and after how many seconds.
 
-    python -m tests.launchpad_lite.hanging --launcher=local_mp [--only=philosophers] [--option hosts=h1,h2]
+    python -m tests.launchpad_lite.hanging --launcher=local_mp [--only=philosophers]
+    python -m tests.launchpad_lite.hanging --launcher=ssh --option hosts=h1,h2
+    python -m tests.launchpad_lite.hanging --launcher=kubernetes --option image=IMAGE
 
-Each program hangs in a way of its own. Seconds are counted from the launch until `why` first names the
-true cause: the start is in them, and is shown beside them.
+Each program hangs in a way of its own. Seconds are counted from when the launch returns until `why` first
+names the true cause. Beside them is when all nodes were seen to have started; inf: not before that.
 """
 
 import argparse
@@ -333,7 +335,8 @@ def named_after(name: str, launcher: str, **options: Any) -> tuple[float, float,
         return _named_after(running, wanted)
     finally:
         for node in running.status():
-            if name == "stopped" and node.pid is not None:
+            # On hosts, other processes here have these numbers.
+            if name == "stopped" and launcher.endswith("_mp") and node.pid is not None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(node.pid, signal.SIGCONT)
         running.kill()
