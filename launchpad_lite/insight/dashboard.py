@@ -244,25 +244,21 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer_to(self, name: str, node: str, search: str) -> None:
         page = self.server.page
-        values: dict[str, Callable[[], Mapping[str, Any]]] = {
+        answers: dict[str, Callable[[], Mapping[str, Any]]] = {
             "api/state": page.state,
             "api/curves": page.curves,
             "api/profile": lambda: page.profile(node),
-        }
-        texts = {
-            "api/logs": lambda: page.logs(node, search),
-            "api/stacks": lambda: page.stacks(node),
-            "api/numbers": lambda: page.numbers(node),
-            "api/why": page.why,
+            "api/logs": lambda: {"text": plain_lines(page.logs(node, search))},
+            "api/stacks": lambda: {"text": plain_lines(page.stacks(node))},
+            "api/numbers": lambda: {"text": plain_lines(page.numbers(node))},
+            "api/why": lambda: {"text": plain_lines(page.why())},
         }
         try:
             if name == "metrics":
                 kind = "text/plain; version=0.0.4"
                 self._send(HTTPStatus.OK, page.metrics().encode(), kind)
-            elif name in values:
-                self._answer(HTTPStatus.OK, values[name]())
-            elif name in texts:
-                self._answer(HTTPStatus.OK, {"text": plain_lines(texts[name]())})
+            elif name in answers:
+                self._answer(HTTPStatus.OK, answers[name]())
             else:
                 self._answer(HTTPStatus.NOT_FOUND, {"error": f"there is no {plain(name)}"})
         except (LaunchError, courier.CourierError, OSError) as error:
