@@ -256,12 +256,8 @@ class _NodeNumbers:
         for name, each in list(self._metrics.items()):
             found[each.kind][name] = each.value
         found["log"] = self.logged.copy()
-        for kind in (
-            "counter",
-            "gauge",
-            "log",
-        ):  # JSON has no other numbers, and sums may be too large
-            for name, value in found[kind].items():
+        for kind in ("counter", "gauge", "log"):
+            for name, value in found[kind].items():  # sums may be too large, and JSON has no inf
                 found[kind][name] = value if value is None or math.isfinite(value) else None
         return {**found, "step": self._step}
 

@@ -124,11 +124,9 @@ def speedscope(profiles: Profiles) -> str:
     for node, profile in profiles.items():
         for state, thread, stack, count in profile["stacks"]:
             places = [tuple(profile["places"][index]) for index in stack]
-            name, lists = (
-                f"{node} {thread}: {state}",
-                {"samples": list[Any](), "weights": list[Any]()},
-            )
+            name = f"{node} {thread}: {state}"
             kinds = {"type": "sampled", "unit": "none", "startValue": 0, "endValue": 0}
+            lists: dict[str, list[Any]] = {"samples": [], "weights": []}
             each = found.setdefault(name, {"name": name, **kinds, **lists})
             each["samples"].append([frames.setdefault(place, len(frames)) for place in places])
             each["weights"].append(count)
