@@ -77,7 +77,8 @@ def explain(nodes: Mapping[str, ServingNode]) -> str:
     for name in silent[:_MOST]:
         if not any(f" {name}, which" in each for each in parts):
             parts.append(f"{name} {silence(nodes[name].state, nodes[name].kernel_state)}")
-    if not silent and _is_stalled(actors):
+    # Those that have ended let nobody go on.
+    if all(nodes[name].state == "ended" for name in silent) and _is_stalled(actors):
         parts.append(STALLED)
     return "\n".join(parts) or _idle(actors)
 

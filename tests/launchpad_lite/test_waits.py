@@ -260,6 +260,10 @@ def test_that_no_node_computes_is_said_unless_one_may_go_on() -> None:
     assert STALLED in explain(_nodes(a=_node(receives), b=_node(stuck)))
     limited = dataclasses.replace(asks, is_limited=True)
     assert STALLED not in explain(_nodes(a=_node(limited), b=_node(stuck)))
+    for state, is_told in (("ended", True), ("restarting", False)):
+        gone = ServingNode(state, [], 2, None)
+        told = explain(_nodes(a=_node(asks), b=_node(stuck), c=gone))
+        assert told.endswith(f"\n{STALLED}") == is_told
 
 
 def test_a_silent_node_is_named_although_its_name_ends_that_of_another() -> None:
