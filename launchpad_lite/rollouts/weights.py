@@ -8,16 +8,20 @@ from typing import Any, NamedTuple
 
 import courier
 import launchpad_lite as lp
+from courier import lowlevel
 from launchpad_lite.parts.nests import difference, leaves, rebuilt, structure_of
 from launchpad_lite.parts.threads import start_thread
 from launchpad_lite.parts.waiting import is_set_within
 from launchpad_lite.rollouts._patience import RETRY_S, SILENT_S, call_patiently
+from launchpad_lite.rollouts._relay import SentWeights, WeightsRelay
 from launchpad_lite.rollouts.errors import WeightsError
 
 Dtype = str | Callable[[Any], Any] | None
 
 #: Seconds for which a call waits for a newer version, before it is made again.
 _POLL_S = 5.0
+#: Bytes from which on readers on other machines pass versions on.
+_MIN_PASSED_BYTES = 1 << 20
 
 
 class VersionedWeights(NamedTuple):
@@ -42,8 +46,10 @@ class WeightsNode:
         self._newer = asyncio.Event()
         #: In which version each leaf has changed last; None: no reader on another machine asks.
         self._changed_at: list[int] | None = None
-        #: What has changed since a version: that version, and leaves by their number.
-        self._changes: tuple[int, Any] = 0, None
+        #: What was sent last to a reader on another machine that had a version.
+        self._changes = SentWeights()
+        #: By `SentWeights.since`: readers that have the newest version or are about to get it, by their host.
+        self._holders: dict[int, dict[str, str]] = {}
 
     async def publish(self, params: Any, structure: dict[str, str], after: int) -> int:
         """Takes parameters, of a `structure_of`; returns their version, which is newer than `after`."""
@@ -60,35 +66,62 @@ class WeightsNode:
             for number, ((_, old), (_, new)) in enumerate(pairs):
                 if not _is_equal(old, new):
                     self._changed_at[number] = self._version
-        self._changes = 0, None
+        self._changes, self._holders = SentWeights(), {}
         self._newer.set()
         self._newer = asyncio.Event()
         return self._version
 
     @courier.idempotent
-    async def get(self, newer_than: int, wait_s: float, has_it: bool) -> tuple[int, Any, Any]:
-        """Returns the newest version and its parameters; version 0 if there is none in time.
+    async def get(self, newer_than: int, wait_s: float, has_it: bool, at: str = "") -> SentWeights:
+        """Returns the newest version.
 
-        A caller on another machine that has the version `newer_than` gets None for the parameters, and
-        the leaves that differ.
+        A caller on another machine that has the version `newer_than` gets the leaves that differ. One
+        that passes on what it gets, at an address, may be told who has it.
         """
         if self._shared is None or self._version <= newer_than:
             if not await is_set_within(self._newer, wait_s):
-                return 0, None, None
-        if self._shared is None or not has_it or not _is_elsewhere():
-            return self._version, self._shared, None
+                return SentWeights()
+        sent = SentWeights(self._version, 0, self._shared)
+        if self._shared is None or not _host_of_caller():
+            return sent
+        if has_it:
+            sent = self._difference(newer_than, self._shared)
+        sizes = (getattr(leaf, "nbytes", 0) for _, leaf in leaves(sent.value.value))
+        holder = self._holder(sent.since, at) if at and sum(sizes) >= _MIN_PASSED_BYTES else ""
+        return sent._replace(value=None, holder=holder) if holder else sent
+
+    def _difference(self, since: int, shared: courier.Shared[Any]) -> SentWeights:
         if self._changed_at is None:
             self._changed_at = [self._version] * len(self._structure)
-        if self._changes[0] != newer_than:
+        if (self._changes.version, self._changes.since) != (self._version, since):
             changed = {
                 number: leaf
-                for number, (_, leaf) in enumerate(leaves(self._shared.value, ""))
-                if self._changed_at[number] > newer_than
+                for number, (_, leaf) in enumerate(leaves(shared.value, ""))
+                if self._changed_at[number] > since
             }
-            is_all = len(changed) == len(self._structure)
-            self._changes = newer_than, None if is_all else courier.Shared(changed)
-        changes = self._changes[1]
-        return self._version, self._shared if changes is None else None, changes
+            if len(changed) == len(self._structure):
+                return SentWeights(self._version, 0, shared)
+            self._changes = SentWeights(self._version, since, courier.Shared(changed))
+        return self._changes
+
+    def _holder(self, since: int, at: str) -> str:
+        """Returns which reader has what one at an address is to get; empty: it gets it from here.
+
+        The first on a host has it for the others there. Hosts are a tree, in the order in which they
+        ask: each passes it on to two.
+        """
+        holders = self._holders.setdefault(since, {})
+        first = holders.setdefault(lowlevel.split_address(at)[0], at)
+        if first != at:
+            return first
+        addresses = list(holders.values())
+        place = addresses.index(at)
+        return addresses[(place - 1) // 2] if place else ""
+
+    @courier.idempotent
+    async def seen_at(self) -> str:
+        """Returns the host of the caller, as a number; empty if that is this machine."""
+        return _host_of_caller()
 
     @courier.idempotent
     async def version(self) -> int:
@@ -117,6 +150,7 @@ class WeightsClient:
         self._refuse_nan = refuse_nan
         #: What was published last, and its version: the node may lose it.
         self._last: tuple[Any, int] | None = None
+        self._relay = WeightsRelay(node)
 
     def publish(self, params: Any) -> int:
         """Makes parameters the newest version, and returns it. Readers do not hold it up.
@@ -185,23 +219,31 @@ class WeightsClient:
         self, newer_than: int, timeout_s: float | None, known: Any = None
     ) -> VersionedWeights | None:
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
+        at = own = self._relay.address() if timeout_s is None else ""
         while not lp.stop_event().is_set():
             left_s = _POLL_S if give_up_at is None else max(0.0, give_up_at - time.monotonic())
             node = (
                 self._node if give_up_at is None else courier.with_timeout(self._node, left_s + 1)
             )
+            began_at = time.monotonic()
             try:
-                wait_s = min(left_s, _POLL_S)
-                version, params, changed = node.get(newer_than, wait_s, known is not None)
+                sent = node.get(newer_than, min(left_s, _POLL_S), known is not None, at)
             except courier.CallTimeoutError:
                 return None
             except courier.ServerGoneError:  # it is started again
                 lp.stop_event().wait(min(left_s, RETRY_S))
-                version = 0
-            if version:
-                return VersionedWeights(
-                    params if changed is None else _merged(known, changed), version
-                )
+                sent = SentWeights()
+            if holder := sent.holder:
+                sent = self._relay.ask(sent)
+                if sent.version <= 0:
+                    at = ""
+                    continue
+            if sent.version:
+                # Another reader on this machine serves those here.
+                if own and holder.rpartition(":")[0] != own.rpartition(":")[0]:
+                    self._relay.keep(sent, time.monotonic() - began_at)
+                params = _merged(known, sent.value) if sent.since else sent.value
+                return VersionedWeights(params, sent.version)
             if left_s == 0:
                 break
         return None
@@ -235,8 +277,8 @@ class Weights:
     """Versioned parameters for many readers, kept by a node of their own.
 
     A reader never sees a torn or mixed version. Readers on the host of the node share its memory;
-    for others, the parameters are serialised once, and sent to each. The memory of a version is
-    freed when its last reader is gone.
+    for others, the parameters are serialised once, and pass from machine to machine. The memory of
+    a version is freed when its last reader is gone.
 
     Example:
         weights = rollouts.Weights(refuse_nan=True).add_to(program)
@@ -268,9 +310,10 @@ class Weights:
         return WeightsHandle(WeightsClient, handle, **self._options)
 
 
-def _is_elsewhere() -> bool:
-    """Returns whether the caller is on another machine, which shares no memory with this one."""
-    return courier.current_call().peer.rpartition(":")[2].isdigit()
+def _host_of_caller() -> str:
+    """Returns the host of the caller, as a number; empty if it shares the memory of this machine."""
+    peer = courier.current_call().peer
+    return lowlevel.split_address(peer)[0] if peer.rpartition(":")[2].isdigit() else ""
 
 
 def _merged(known: Any, changed: dict[int, Any]) -> Any:

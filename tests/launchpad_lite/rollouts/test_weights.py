@@ -1,5 +1,6 @@
 """Versioned parameters for many readers."""
 
+import collections
 import itertools
 import threading
 from collections.abc import Callable
@@ -8,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import courier
 import launchpad_lite as lp
 from launchpad_lite import rollouts
-from launchpad_lite.rollouts import weights as weights_module
+from launchpad_lite.rollouts import _relay, weights as weights_module
 from launchpad_lite.testing import poll_until
 from launchpad_lite.testing.programs import ProgramLauncher
 
@@ -92,7 +94,7 @@ def test_a_reader_waits_for_a_newer_version_or_for_some_time() -> None:
 
 
 def test_another_machine_is_sent_only_arrays_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights_module, "_is_elsewhere", lambda: True)
+    monkeypatch.setattr(weights_module, "_host_of_caller", lambda: "127.0.0.1")
     versions: list[Any] = []
 
     def work(weights: rollouts.WeightsClient) -> None:
@@ -120,7 +122,7 @@ def test_another_machine_is_sent_only_arrays_that_differ(monkeypatch: pytest.Mon
 
 
 def test_another_machine_is_sent_what_cannot_be_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights_module, "_is_elsewhere", lambda: True)
+    monkeypatch.setattr(weights_module, "_host_of_caller", lambda: "127.0.0.1")
 
     def work(weights: rollouts.WeightsClient) -> None:
         found, known = rollouts.VersionedWeights(None, 0), None
@@ -161,3 +163,88 @@ def test_tensors_are_converted_on_the_way() -> None:
 
     run(work, dtype="bfloat16")
     assert seen == [torch.bfloat16, torch.int64]
+
+
+class Hosts:
+    """Each reader on a machine of its own: loopback has many addresses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.relays: dict[int, _relay.WeightsRelay] = {}
+        #: Of each version, by how many readers it was got from the node.
+        self.sent: collections.Counter[int] = collections.Counter()
+        get, start = weights_module.WeightsNode.get, _relay.WeightsRelay._start
+
+        async def get_counted(node: Any, *args: Any) -> _relay.SentWeights:
+            found = await get(node, *args)
+            self.sent[found.version] += not found.holder and found.version > 0
+            return found
+
+        def start_there(relay: _relay.WeightsRelay, _: str) -> str:
+            replica = lp.current_node().replica
+            self.relays[replica] = relay
+            return start(relay, f"127.0.0.{2 + replica}")
+
+        monkeypatch.setattr(weights_module, "_host_of_caller", lambda: "127.0.0.1")
+        monkeypatch.setattr(weights_module.WeightsNode, "get", courier.idempotent(get_counted))
+        monkeypatch.setattr(_relay.WeightsRelay, "_start", start_there)
+
+    def run(self, readers: int, versions: int, before: Callable[[int], object]) -> None:
+        """Has all read each version, before the next is published."""
+        barrier = threading.Barrier(readers + 1, timeout=30)
+
+        def publish(weights: rollouts.WeightsClient) -> None:
+            params = {"a": np.zeros(300_000), "b": np.zeros(300_000)}
+            for version in range(1, versions + 1):
+                before(version)
+                params["a"][:] = version
+                weights.publish(params)
+                barrier.wait()
+                barrier.wait()
+            lp.stop()
+
+        def read(weights: rollouts.WeightsClient) -> None:
+            found, known = rollouts.VersionedWeights(None, 0), None
+            for version in range(1, versions + 1):
+                barrier.wait()
+                found = weights.get(found.version, known=known)
+                known = {name: array.copy() for name, array in found.params.items()}
+                assert found.version == version
+                for array, value in ((known["a"], version), (known["b"], 0)):
+                    assert (array.min(), array.max()) == (value, value)
+                found.params["a"][:] = -1  # the reader's own
+                barrier.wait()
+            lp.wait_for_stop()
+
+        program = lp.Program("weights")
+        weights = rollouts.Weights().add_to(program)
+        program.add_node(lp.PyNode(publish, weights), label="trainer")
+        with program.group("reader"):
+            for _ in range(readers):
+                program.add_node(lp.PyNode(read, weights))
+        lp.launch(program, "local_mt").wait()
+
+
+def test_the_node_sends_a_version_to_one_machine_which_passes_it_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosts = Hosts(monkeypatch)
+    hosts.run(4, 5, lambda _: None)
+    assert hosts.sent == dict.fromkeys(range(1, 6), 1)
+
+
+@pytest.mark.parametrize("fault", ["lost", "silent"])
+def test_after_a_reader_that_passes_nothing_on_others_ask_the_node(
+    monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    hosts = Hosts(monkeypatch)
+
+    def break_links(version: int) -> None:
+        if version == 2 and fault == "lost":  # nobody listens there
+            monkeypatch.setattr(weights_module.WeightsNode, "_holder", lambda *_: "127.0.0.1:1")
+        elif version == 2:
+            monkeypatch.setattr(_relay.WeightsRelay, "keep", lambda *_: None)
+            for relay in hosts.relays.values():
+                relay._limit_s = 0.2
+
+    hosts.run(3, 3, break_links)
+    assert hosts.sent == {1: 1, 2: 3, 3: 3}

@@ -1,0 +1,97 @@
+"""Versions of weights that pass from reader to reader, so that not all machines get them from one."""
+
+import pickle
+import threading
+import time
+from typing import Any, NamedTuple
+
+import courier
+import launchpad_lite as lp
+from courier import lowlevel
+from launchpad_lite.rollouts._patience import SILENT_S, call_patiently
+
+#: Seconds for which a reader asks only the node, after another reader did not answer; they double.
+_ALONE_S = 60.0
+
+
+class SentWeights(NamedTuple):
+    """A version, as a reader gets it."""
+
+    #: 0: there is none in time; below 0: the one that was asked for is there no more.
+    version: int = 0
+    #: The version to which `value` has the leaves that differ, by their number; 0: it has all.
+    since: int = 0
+    value: Any = None
+    #: The reader that has the value; empty: it is here.
+    holder: str = ""
+
+
+class WeightsRelay:
+    """What this process has got from another machine, for other readers. Thread-safe."""
+
+    def __init__(self, node: Any) -> None:
+        self._secret, self._tls = lowlevel.credentials(node)
+        self._seen_at = courier.with_timeout(node, SILENT_S).seen_at
+        self._address: str | None = None
+        self._starting = threading.Lock()
+        self._newer = threading.Condition()
+        self._sent = SentWeights()
+        self._alone_s, self._alone_until = _ALONE_S, 0.0
+        #: Seconds that another reader has to answer.
+        self._limit_s = SILENT_S
+
+    def address(self) -> str:
+        """Returns where it passes on what it keeps; empty if it does not."""
+        with self._starting:
+            if self._address is None:
+                host = call_patiently(self._seen_at)
+                self._address = self._start(host) if host else ""
+        return "" if time.monotonic() < self._alone_until else self._address
+
+    def _start(self, host: str) -> str:
+        server = courier.Server(host=host, secret=self._secret, tls=self._tls)
+        server.bind("get", courier.idempotent(self._get))
+        try:
+            server.start()
+        except courier.AddressInUseError:  # the address is not this machine's own
+            return ""
+        lp.register_stop_handler(lambda: server.stop(0.0))
+        return server.address
+
+    def _get(self, version: int, since: int, wait_s: float) -> SentWeights:
+        with self._newer:
+            self._newer.wait_for(lambda: self._sent.version >= version, wait_s)
+            if self._sent.version < version:
+                return SentWeights()
+            return self._sent if self._sent.since in (0, since) else SentWeights(-1)
+
+    def keep(self, sent: SentWeights, took_s: float) -> None:
+        """Has what was received for others, who may take as long as that took, and more."""
+        self._limit_s = SILENT_S + 3 * took_s
+        shared = sent._replace(value=courier.Shared(sent.value))
+        # Packs it now: the reader may write to its own.
+        pickle.dumps(shared, 5, buffer_callback=lambda _: None)
+        with self._newer:
+            self._sent = max(self._sent, shared, key=lambda each: each.version)
+            self._newer.notify_all()
+
+    def ask(self, told: SentWeights) -> SentWeights:
+        """Returns a version from the reader that has it, or a newer one; none if it does not answer in time."""
+        limit_s = self._limit_s
+        client: Any = courier.Client(
+            told.holder,
+            secret=self._secret,
+            tls=self._tls,
+            call_timeout_s=limit_s,
+            wait_for_ready=False,
+        )
+        try:
+            sent: SentWeights = client.get(told.version, told.since, limit_s)
+        except courier.CourierError:  # whoever has that port now
+            sent = SentWeights()
+        finally:
+            courier.close(client)
+        if not sent.version:
+            self._alone_until = time.monotonic() + self._alone_s
+            self._alone_s *= 2
+        return sent
