@@ -1,127 +1,123 @@
-"""A replay buffer: transitions that actors insert and a learner samples, per second.
+"""Replay buffers: transitions that actors insert and a learner samples, per second.
 
-    python -m benchmarks.replay --seconds=3
+    python -m benchmarks.replay --rounds=3 --write
 
-Transitions are two frames of 84x84x4 uint8, an action and a reward, in batches of 32 inserts and
-256 samples. Beside it: a list of a `multiprocessing.Manager` with the same; and Reverb, if that is
-installed. Each is measured alone: first inserts, then samples.
+Transitions are two frames of 84x84x4 uint8 that cannot be compressed, an action and a reward. Peers
+take turns. Each measures inserts, then samples, with its server in another process. With `--write`
+the table goes to docs/benchmarks.md.
 """
 
-import argparse
-import importlib.util
-import multiprocessing
-import time
-from collections.abc import Callable, Iterator
-from typing import Any
+import json
+import secrets
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from operator import truediv
+from pathlib import Path
 
-import numpy as np  # noqa: TID253 - what it measures is about numpy
+from benchmarks import page
+from benchmarks.environments import ROOT, Installed, Peer, install_all, machine, options
+from benchmarks.processes import adopt_orphans, end_orphans
+from benchmarks.report import versions
 
-import launchpad_lite as lp
-from benchmarks.environments import machine
-from launchpad_lite import rollouts
+PEERS = (
+    Peer("replay", "`rollouts.ReplayNode`", ("--editable", str(ROOT), "numpy"), "launchpad-lite"),
+    Peer(
+        "reverb_replay",
+        "Reverb",
+        ("dm-reverb[tensorflow]==0.14.0", "tensorflow==2.15.*", "numpy<2"),
+        "dm-reverb",
+        python="3.11",
+    ),
+    Peer("manager_replay", "list of a manager", ("numpy",)),
+)
+_CASES = (
+    (
+        "uniform",
+        ("inserts, 32 at once", "inserts, singly", "samples", "samples, 2 ms of work each"),
+    ),
+    (
+        "prioritized",
+        (
+            "prioritized: inserts, 32 at once",
+            "prioritized: inserts, singly",
+            "prioritized: samples",
+            "prioritized: samples, 2 ms of work each",
+        ),
+    ),
+)
+_TIMEOUT_S = 180.0
 
-_SIZE, _INSERTED, _SAMPLED = 4096, 32, 256
-_FRAMES = (84, 84, 4)
-_STEP_S = 0.002
-
-
-def transitions(count: int) -> dict[str, Any]:
-    """Returns some, along the first axis."""
-    frames = np.random.default_rng(0).integers(0, 255, (count, *_FRAMES), np.uint8)
-    zeros = np.zeros(count, np.float32)
-    return {"observation": frames, "next": frames, "action": zeros.astype(int), "reward": zeros}
-
-
-def rate(call: Callable[[], object], items: int, seconds: float) -> float:
-    """Returns how many items per second a call handles that handles so many at once."""
-    call()
-    calls, began_at = 0, time.perf_counter()
-    while time.perf_counter() - began_at < seconds:
-        call()
-        calls += 1
-    return calls * items / (time.perf_counter() - began_at)
-
-
-def learn(batches: Iterator[Any], seconds: float) -> float:
-    """Returns how many samples per second a learner gets that works for a while with each batch."""
-
-    def step() -> None:
-        next(batches)
-        time.sleep(_STEP_S)
-
-    return rate(step, _SAMPLED, seconds)
-
-
-def measure_node(replay: rollouts.ReplayClient, seconds: float, sampler: str) -> None:
-    """Measures a `ReplayNode`, in another process."""
-    batch, one = transitions(_INSERTED), {key: leaf[0] for key, leaf in transitions(1).items()}
-    singly = rate(lambda: replay.insert(one), 1, seconds)
-    inserts = rate(lambda: replay.insert_many(batch), _INSERTED, seconds)
-    samples = rate(lambda: replay.sample(_SAMPLED), _SAMPLED, seconds)
-    waiting, ahead = (learn(replay.samples(_SAMPLED, ahead=n), seconds) for n in (0, 1))
-    print(
-        f"ReplayNode, {sampler}: {singly:,.0f} inserts/s singly, {inserts:,.0f} in batches, "
-        f"{samples:,.0f} samples/s; with {_STEP_S * 1e3:g} ms of work for each batch, "
-        f"{waiting:,.0f}/s, and {ahead:,.0f}/s ahead",
-        flush=True,
-    )
+#: What a round gave of a peer: items per second of each case, and µs of CPU of each item.
+Round = list[tuple[float, float]]
+#: By peer and sampler.
+Results = dict[tuple[str, str], list[Round]]
 
 
-def measure_manager(seconds: float) -> None:
-    """Measures a list of a manager."""
-    with multiprocessing.Manager() as manager:
-        kept = manager.list()
-        many = transitions(_INSERTED)
-        items = [{key: leaf[n] for key, leaf in many.items()} for n in range(_INSERTED)]
-
-        def insert() -> None:
-            kept.extend(items)
-            if len(kept) > _SIZE:
-                del kept[:_INSERTED]
-
-        def sample() -> None:
-            places = np.random.default_rng().integers(len(kept), size=_SAMPLED)
-            chosen = [kept[place] for place in places.tolist()]
-            for key in many:
-                np.stack([each[key] for each in chosen])
-
-        inserts, samples = rate(insert, _INSERTED, seconds), rate(sample, _SAMPLED, seconds)
-        print(f"list of a manager: {inserts:,.0f} inserts/s in batches, {samples:,.0f} samples/s")
+def measure(installed: Installed, sampler: str, seconds: float) -> Round:
+    """Runs a peer once."""
+    with tempfile.TemporaryDirectory(prefix="replay-") as folder:
+        result = Path(folder, "result")
+        command = [str(installed.interpreter), str(installed.peer.script)]
+        try:
+            subprocess.run(
+                [*command, sampler, str(seconds), str(result)],
+                check=True,
+                timeout=_TIMEOUT_S,
+                env={**installed.variables, "REPLAY_PEER": secrets.token_hex(8)},
+                capture_output=True,
+            )
+        finally:
+            end_orphans()
+        return [(per_s, cpu_us) for per_s, cpu_us in json.loads(result.read_text())]
 
 
-def measure_reverb(seconds: float) -> None:
-    """Measures Reverb's client."""
-    import reverb
-
-    table = reverb.Table(
-        "main",
-        reverb.selectors.Uniform(),
-        reverb.selectors.Fifo(),
-        _SIZE,
-        reverb.rate_limiters.MinSize(1),
-    )
-    client = reverb.Client(f"localhost:{reverb.Server([table]).port}")
-    one = [leaf[0] for leaf in transitions(1).values()]
-    inserts = rate(lambda: client.insert(one, {"main": 1.0}), 1, seconds)
-    samples = rate(lambda: list(client.sample("main", _SAMPLED)), _SAMPLED, seconds)
-    print(f"Reverb: {inserts:,.0f} inserts/s singly, {samples:,.0f} samples/s")
+def table(peers: Sequence[Peer], results: Results, absent: Mapping[str, str]) -> str:
+    """Returns medians as Markdown, each with the median of its ratios to the first peer."""
+    here = [peer for peer in peers if peer.name not in absent]
+    lines = [f"| | {' | '.join(peer.title for peer in here)} |", "| --- |" + " --: |" * len(here)]
+    for sampler, titles in _CASES:
+        for number, title in enumerate(titles):
+            cells = []
+            for peer in here:
+                texts = []
+                for place, unit in enumerate(("/s", " µs")):
+                    values, first = (
+                        [each[number][place] for each in results.get((name, sampler), [])]
+                        for name in (peer.name, here[0].name)
+                    )
+                    if values:
+                        ratio = statistics.median(map(truediv, values, first))
+                        texts.append(f"{statistics.median(values):,.0f}{unit} ({ratio:.2f})")
+                cells.append(", ".join(texts))
+            lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join([*lines, *(f"\n{name} is absent: {why}" for name, why in absent.items())])
 
 
 def main() -> None:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measures, prints, and writes if wanted."""
+    parser = options(__doc__, PEERS, workers=1)
     parser.add_argument("--seconds", type=float, default=3.0, help="for each figure")
-    seconds = parser.parse_args().seconds
-    print(machine())
-    for sampler in ("uniform", "prioritized"):
-        program = lp.Program("replay")
-        table = rollouts.Table("main", max_size=_SIZE, sampler=sampler)
-        replay = program.add_node(rollouts.ReplayNode([table]), label="replay")
-        program.add_node(lp.PyNode(measure_node, replay, seconds, sampler), label="measure")
-        lp.launch(program, "local_mp").wait()
-    measure_manager(seconds)
-    if importlib.util.find_spec("reverb") is not None:
-        measure_reverb(seconds)
+    chosen = parser.parse_args()
+    adopt_orphans()
+    peers = [peer for peer in PEERS if peer.name in chosen.peers]
+    installed, absent = install_all(peers)
+    results: Results = {}
+    for _ in range(chosen.rounds):
+        for sampler, _ in _CASES:
+            for one in installed:
+                if (one.peer.name, sampler) != ("manager_replay", "prioritized"):
+                    rates = measure(one, sampler, chosen.seconds)
+                    print(one.peer.name, sampler, *rates, flush=True)
+                    results.setdefault((one.peer.name, sampler), []).append(rates)
+    text = (
+        f"Transitions per second, and CPU of each in all processes; medians of {chosen.rounds} rounds of "
+        f"{chosen.seconds:g} s. In brackets: times the first column. {machine()}.\n\n{versions(installed)}\n{table(peers, results, absent)}"
+    )
+    print(text)
+    if chosen.write:
+        page.put("replay", text)
 
 
 if __name__ == "__main__":
