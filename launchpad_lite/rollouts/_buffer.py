@@ -584,6 +584,7 @@ class RolloutBuffer:
             self._again = collections.deque(PromptRef(*each) for each in state["again"])
             self._step, self._trained = state["step"], state["trained"]
             self._failed = []  # they are tried again
+            self._past.clear()  # its steps were none of these
         self._handed, self._has_batch = [], False
         self._discard()  # batches may be smaller than those of the last trainer
         return self._state_after()
@@ -783,7 +784,8 @@ class RolloutBuffer:
 
     def _rates(self, now: float) -> tuple[float, ...]:
         """Returns how many rollouts are made in a second, their size, and how many steps."""
-        began_at, *before = self._past[0] if self._past else (now, 0, 0.0, 0)
+        counts = self._made, self._size, self._step
+        began_at, *before = self._past[0] if self._past else (now, *counts)
         seconds = max(now - began_at, 1.0)
-        pairs = zip((self._made, self._size, self._step), before, strict=True)
+        pairs = zip(counts, before, strict=True)
         return tuple((new - old) / seconds for new, old in pairs)

@@ -150,6 +150,11 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     assert (status.rollouts_per_s, status.size_per_s, status.steps_per_s) == (1.0, 50.0, 0.5)
     desk.pass_s(30, g="")
     assert desk.buffer.status(desk.now).size_per_s == 0
+    # A trainer that goes on from a state has made no steps yet.
+    state = {**desk.buffer.begin("again", 1, 2, None), "step": 5000}
+    desk.buffer.begin("restored", 1, 2, state)
+    desk.pass_s(1, g="")
+    assert desk.buffer.status(desk.now).steps_per_s == 0
 
 
 # Nothing hangs, and nothing ends that only takes long
