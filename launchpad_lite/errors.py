@@ -24,21 +24,6 @@ from launchpad_lite.parts.escapes import shown
 if TYPE_CHECKING:
     from launchpad_lite.life.result import NodeFailure
 
-__all__ = [
-    "CheckpointError",
-    "CommandError",
-    "LaunchError",
-    "LauncherLoadError",
-    "LaunchpadError",
-    "MissingExtraError",
-    "NoProgramError",
-    "NodeFailedError",
-    "ProgramError",
-    "ProgramPathError",
-    "UnknownLauncherError",
-    "UnresolvedAddressError",
-]
-
 
 class LaunchpadError(Exception):
     """The root of all errors that launchpad_lite itself raises."""
