@@ -8,7 +8,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from launchpad_lite.errors import ProgramError
 from launchpad_lite.graph.freeze import FrozenWork, UnfreezableError, freeze, locate
@@ -24,6 +24,9 @@ from launchpad_lite.worker.address import Address
 from launchpad_lite.worker.checkpoints import Checkpoints
 from launchpad_lite.worker.runtime import NodeSetup
 from launchpad_lite.worker.state import NodeCheckpoints
+
+if TYPE_CHECKING:
+    from launchpad_lite.launching import Launcher
 
 T = TypeVar("T")
 
@@ -119,18 +122,6 @@ class Service(NamedTuple):
 
     name: str
     description: str
-
-
-class LauncherTraits(Protocol):
-    """A launcher, as planning sees it: the parts of `launching.Launcher`, which describes them."""
-
-    name: str
-    description: str
-    shares_memory: bool
-
-    def notes(self, executables: Sequence[Executable]) -> Sequence[str]: ...
-    def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]: ...
-    def placement(self, executables: Sequence[Executable]) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True)
@@ -271,9 +262,7 @@ def _of(settings: _ByNode[T], label: str, name: str) -> T:
 class Planner:
     """Plans the launch of a program; collects mistakes on the way, to report all at once."""
 
-    def __init__(
-        self, program: Program, launcher: LauncherTraits, settings: LaunchSettings
-    ) -> None:
+    def __init__(self, program: Program, launcher: "Launcher", settings: LaunchSettings) -> None:
         self._program = program
         self._launcher = launcher
         self._mistakes: list[str] = []
