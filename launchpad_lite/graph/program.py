@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from launchpad_lite.nodes.base import DeclaredHandle, Handle, Node
+from launchpad_lite.parts.settings import check_number
 
 if TYPE_CHECKING:
     from launchpad_lite.launching import RunningProgram
@@ -130,10 +131,7 @@ class Program:
             program.add_node(lp.CourierNode(Learner, actor), label="learner")
         """
         label = _checked_label(label, _A_LABEL)
-        if isinstance(replica, bool) or not isinstance(replica, int):
-            raise TypeError(f"a replica is a number from 0 on, not {replica!r}")
-        if replica < 0:
-            raise ValueError(f"a replica is a number from 0 on, not {replica!r}")
+        check_number("a replica", replica, 0)
         declared = self._declared.setdefault((label, replica), DeclaredHandle(label, replica))
         group = self._groups.get(label, [])
         if replica < len(group):
