@@ -166,8 +166,7 @@ class LaunchPlan:
 
     def outline(self) -> "LaunchPlan":
         """Returns the plan without the work of its nodes, to read it without the user's code."""
-        nothing = FrozenWork(b"", ())
-        return self.with_works({each.name: nothing for each in self.executables})
+        return self.with_works(dict.fromkeys(self.works, FrozenWork(b"", ())))
 
     @property
     def works(self) -> dict[str, FrozenWork]:
@@ -175,11 +174,7 @@ class LaunchPlan:
         return {each.name: each.work for each in self.executables}
 
     def with_works(self, works: Mapping[str, FrozenWork]) -> "LaunchPlan":
-        """Returns the plan with other work.
-
-        Args:
-            works: By name of the node, for all of them.
-        """
+        """Returns the plan with other work, given for all nodes, by their names."""
         executables = tuple(
             dataclasses.replace(each, work=works[each.name]) for each in self.executables
         )
@@ -366,8 +361,7 @@ class Planner:
             for task in tasks:
                 caller = f"{name} {task.description}"
                 try:
-                    shares = self._launcher.shares_memory
-                    work = freeze(task.work, share=shares, bare=self._bare)
+                    work = freeze(task.work, share=self._launcher.shares_memory, bare=self._bare)
                 except UnfreezableError as error:
                     self._mistakes.extend(f"{caller}: {mistake}" for mistake in error.mistakes)
                     self._callees(caller, task.work, error.handles)

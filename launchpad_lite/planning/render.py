@@ -8,7 +8,7 @@ from launchpad_lite.errors import MissingExtraError
 from launchpad_lite.planning.plan import LaunchPlan
 
 #: Special characters of Mermaid's text, which is also HTML: `PyNode(<lambda>)` would be a tag.
-_MERMAID_SPECIAL = frozenset('#"&<>[]`\\')
+_MERMAID_ESCAPES = {ord(char): f"#{ord(char)};" for char in '#"&<>[]`\\'}
 
 
 def render_mermaid(plan: LaunchPlan) -> str:
@@ -35,8 +35,7 @@ def _mermaid_lines(plan: LaunchPlan) -> Iterator[str]:
 
 
 def _mermaid_text(*lines: str) -> str:
-    special = {ord(char): f"#{ord(char)};" for char in _MERMAID_SPECIAL}
-    return "<br/>".join(line.translate(special) for line in lines)
+    return "<br/>".join(line.translate(_MERMAID_ESCAPES) for line in lines)
 
 
 def render_svg(plan: LaunchPlan) -> str:
