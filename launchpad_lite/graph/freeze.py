@@ -98,16 +98,18 @@ def freeze(work: Work, *, share: bool = False, bare: dict[int, object] | None = 
         found = [obj for part in work.parts().values() for _, obj in _walk(part)]
         held = [obj for obj in found if isinstance(obj, Handle)]
         raise UnfreezableError(mistakes, held) from error
-    handles, shared = freezer.handles.objects, freezer.shared.objects
-    return FrozenWork(buffer.getvalue(), tuple(handles), tuple(shared))
+    handles = tuple(handle for _, handle in freezer.handles.values())
+    shared = tuple(obj for _, obj in freezer.shared.values())
+    return FrozenWork(buffer.getvalue(), handles, shared)
 
 
 class _Freezer(Pickler):
     def __init__(self, buffer: io.BytesIO, share: bool, bare: dict[int, object]) -> None:
         super().__init__(buffer, protocol=5)
         self._share = share
-        self.handles = _Collection()
-        self.shared = _Collection()
+        #: By id, which stays theirs because they are kept: how many were met before, and the object.
+        self.handles: dict[int, tuple[int, Any]] = {}
+        self.shared: dict[int, tuple[int, Any]] = {}
         self.met_nodes = False
         self._bare = bare
         self._absl = loaded_module("absl.flags")
@@ -117,9 +119,9 @@ class _Freezer(Pickler):
         if type(obj) in _SCALARS:
             return None
         if isinstance(obj, Handle):
-            return -1 - self.handles.position(obj)
+            return -1 - self.handles.setdefault(id(obj), (len(self.handles), obj))[0]
         if self._share and not _holds_handle(obj, self._bare):
-            return self.shared.position(obj)
+            return self.shared.setdefault(id(obj), (len(self.shared), obj))[0]
         return None
 
     def reducer_override(self, obj: Any) -> Any:
@@ -157,20 +159,6 @@ def _this_process_flags() -> Any:
     from absl import flags
 
     return flags.FLAGS
-
-
-class _Collection:
-    """Objects in the order in which they were first met; keeps them alive, so ids stay theirs."""
-
-    def __init__(self) -> None:
-        self.objects: list[Any] = []
-        self._positions: dict[int, int] = {}
-
-    def position(self, obj: object) -> int:
-        if id(obj) not in self._positions:
-            self._positions[id(obj)] = len(self.objects)
-            self.objects.append(obj)
-        return self._positions[id(obj)]
 
 
 def _holds_handle(root: object, bare: dict[int, object]) -> bool:
