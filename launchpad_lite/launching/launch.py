@@ -318,7 +318,7 @@ class _LaunchSignals:
     """SIGINT, SIGTERM and SIGHUP stop what runs. Handlers are set in the main thread only."""
 
     def __init__(self) -> None:
-        self._running: list[weakref.ref[RunningProgram]] = []
+        self._watched: weakref.WeakSet[RunningProgram] = weakref.WeakSet()
         #: Programs that other shells can find, as numbers; signals that end the process without them.
         self._listed: set[int] = set()
         self._late: set[int] = set()
@@ -332,8 +332,7 @@ class _LaunchSignals:
         SIGNAL_WAKER.install()
         if threading.current_thread() is not threading.main_thread() or is_interactive():
             return
-        self._running = [ref for ref in self._running if _is_running(ref())]
-        self._running.append(weakref.ref(running))
+        self._watched.add(running)
         self._listed.add(id(running))
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             current = signal.getsignal(signum)
@@ -376,16 +375,14 @@ class _LaunchSignals:
 
     def stop(self, signum: int) -> bool:
         """Makes a signal stop running programs; returns whether there are any."""
-        alive = [program for ref in self._running if (program := ref()) and _is_running(program)]
+        alive = [program for program in self._watched if program.result is None]
         for program in alive:
             program.handle_signal(signum)
         return bool(alive)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if not self.stop(signum):
-            self._pass_on(signum, frame)
-
-    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
+        if self.stop(signum):
+            return
         previous = self._previous.get(signum)
         if callable(previous):
             previous(signum, frame)
@@ -394,10 +391,6 @@ class _LaunchSignals:
             if not self._listed:
                 signal.signal(signum, signal.SIG_DFL)
                 signal.raise_signal(signum)
-
-
-def _is_running(program: RunningProgram | None) -> bool:
-    return program is not None and program.result is None
 
 
 SIGNALS = _LaunchSignals()
