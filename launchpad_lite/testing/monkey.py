@@ -107,7 +107,10 @@ class Monkey:
         """
         self._running = running.running if isinstance(running, LaunchedProgram) else running
         self._faults = tuple(faults)
-        self._labels = _checked_labels(self._running, labels)
+        known = {executable.label for executable in self._running.plan.executables}
+        self._labels = known if labels is None else {*labels}
+        if unknown := sorted(self._labels - known):
+            raise ValueError(f"no group {unknown[0]!r}; there are: {', '.join(sorted(known))}")
         if not self._faults:
             raise ValueError("a monkey needs at least one fault")
         if mean_interval_s <= 0 or max_pause_s <= 0 or minimum_uptime_s < 0:
@@ -269,12 +272,3 @@ async def _bursts(worker: _RunningWorker, draw: random.Random) -> None:
         await asyncio.sleep(draw.uniform(*_BURST_S))
         worker.signal(signal.SIGCONT)
         await asyncio.sleep(draw.uniform(*_BURST_S))
-
-
-def _checked_labels(running: RunningProgram, labels: Collection[str] | None) -> frozenset[str]:
-    known = {executable.label for executable in running.plan.executables}
-    if labels is None:
-        return frozenset(known)
-    if unknown := sorted(set(labels) - known):
-        raise ValueError(f"no group {unknown[0]!r}; there are: {', '.join(sorted(known))}")
-    return frozenset(labels)
