@@ -1,7 +1,7 @@
 """The environment, flags and interpreter of a node's process."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,7 +49,16 @@ class PythonProcess:
 
     def flags(self) -> list[str]:
         """Returns `args` as they stand on a command line."""
-        return [flag for name, value in self.args.items() for flag in _flags(name, value)]
+        found: list[str] = []
+        for name, value in self.args.items():
+            if value is True or value is None:
+                found.append(f"--{name}")
+            elif value is False:
+                found.append(f"--no{name}")
+            else:
+                values = value if isinstance(value, list | tuple) else [value]
+                found += [f"--{name}={each}" for each in values]
+        return found
 
     def __str__(self) -> str:
         # Names only: values may be secrets, and plans are printed.
@@ -77,18 +86,6 @@ def check_text(what: str, value: object) -> None:
         os.fsencode(value)
     except UnicodeEncodeError as error:
         raise ValueError(f"{what}: {error}") from None
-
-
-def _flags(name: str, value: object) -> Iterator[str]:
-    if value is True or value is None:
-        yield f"--{name}"
-    elif value is False:
-        yield f"--no{name}"
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield f"--{name}={item}"
-    else:
-        yield f"--{name}={value}"
 
 
 PLAIN = PythonProcess()
