@@ -28,9 +28,7 @@ class Counter:
         return self._value
 
     def countdown(self, start: int) -> Any:
-        while start > 0:
-            yield start
-            start -= 1
+        yield from range(start, 0, -1)
 
     def fail(self) -> None:
         raise KeyError("the contract's error")
@@ -53,8 +51,8 @@ class CallingNode:
 
     def run(self) -> None:
         for counter in self._counters:
-            values = [counter.futures.increment().result() for _ in range(self._target)]
-            assert len(values) == self._target
+            for _ in range(self._target):
+                counter.futures.increment().result()
             assert list(counter.countdown(3)) == [3, 2, 1]
             with pytest.raises(KeyError):
                 counter.fail()
@@ -334,12 +332,10 @@ class LauncherContract:
         program = _program(counter=lp.CourierNode(Counter))
         running = launch(program)
         running.client("counter").increment()
-        status = poll_until(
-            lambda: [each for each in running.running.status() if each.state == "serving"]
-        )
-        assert [each.name for each in status] == ["counter[0]"]
-        assert set(status[0].endpoints) == {"courier"}
-        assert status[0].pid is not None
+        _wait_for_state(running, "counter[0]", "serving")
+        (status,) = running.running.status()
+        assert set(status.endpoints) == {"courier"}
+        assert status.pid is not None
 
     def test_a_port_that_is_taken_is_a_clear_error(self, launch: Any) -> None:
         with courier.Server(Counter(), secret=courier.Secret.generate()) as server:
