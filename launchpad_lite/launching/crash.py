@@ -58,12 +58,7 @@ def _report(result: ProgramResult) -> str:
 
 def versions() -> str:
     """Returns the versions of this package, of Python, and of all that is installed."""
-    lines = [
-        f"launchpad-lite {__version__}",
-        f"Python {sys.version}",
-        f"{platform.platform()}",
-        "",
-    ]
+    lines = [f"launchpad-lite {__version__}", f"Python {sys.version}", platform.platform(), ""]
     packages = set[str]()
     for distribution in importlib.metadata.distributions():
         # One broken package must not hide the others.
