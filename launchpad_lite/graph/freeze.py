@@ -205,15 +205,11 @@ def _children(obj: object) -> Iterator[tuple[_Step, object]]:
     elif isinstance(obj, functools.partial):
         for name in ("func", "args", "keywords"):
             yield (".{}", name), getattr(obj, name)
-    elif _is_array_of_objects(obj):
-        yield (".{}", "flat"), list(obj.flat)  # type: ignore[attr-defined]
-    yield from _attributes(obj)
-
-
-def _is_array_of_objects(obj: object) -> bool:
     # Without numpy loaded, there are no arrays.
-    numpy = loaded_module("numpy")
-    return numpy is not None and isinstance(obj, numpy.ndarray) and bool(obj.dtype.hasobject)
+    elif (numpy := loaded_module("numpy")) is not None and isinstance(obj, numpy.ndarray):
+        if obj.dtype.hasobject:
+            yield (".{}", "flat"), list(obj.flat)
+    yield from _attributes(obj)
 
 
 def _attributes(obj: object) -> Iterator[tuple[_Step, object]]:
