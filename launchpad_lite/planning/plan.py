@@ -199,12 +199,9 @@ class LaunchPlan:
 
     def __str__(self) -> str:
         lines = [f"{self.program}  ({self.launcher}: {self.where})"]
-        branches = [
-            (self._group_line(label, members), self._member_lines(members))
-            for label, members in self.groups().items()
-        ]
+        branches = [self._branch(label, members) for label, members in self.groups().items()]
         branches += [
-            (f"{each.name}  {each.description}  runs already", ()) for each in self.services
+            (f"{each.name}  {each.description}  runs already", []) for each in self.services
         ]
         for index, (line, below) in enumerate(branches):
             last = index == len(branches) - 1
@@ -212,24 +209,23 @@ class LaunchPlan:
             lines += [f"{' ' if last else '│'}   {each}" for each in below]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
-    def _group_line(self, label: str, members: Sequence[Executable]) -> str:
-        count = f"{len(members)} node{'s' if len(members) > 1 else ''}"
-        terms = {_terms(member) for member in members}
-        common = terms.pop() if len(terms) == 1 else ""
-        return f"{label}  {count}" + (f", each {common}" if common else "")
-
-    def _member_lines(self, members: Sequence[Executable]) -> Iterable[str]:
-        differ = len({_terms(member) for member in members}) > 1
-        for index, member in enumerate(members):
-            branch = "└" if index == len(members) - 1 else "├"
-            line = f"{branch}── {member.name}  {member.description}"
+    def _branch(self, label: str, members: Sequence[Executable]) -> tuple[str, list[str]]:
+        """Returns the line of a group, and those of its nodes."""
+        common, *others = {_terms(member) for member in members}
+        head = f"{label}  {len(members)} node{'s' if len(members) > 1 else ''}"
+        if common and not others:
+            head += f", each {common}"
+        below = []
+        for member in members:
+            line = f"{'└' if member is members[-1] else '├'}── {member.name}  {member.description}"
             if member.name in self.hosts:
                 line += f"  on {self.hosts[member.name]}"
-            if differ and _terms(member):
+            if others and _terms(member):
                 line += f"  {_terms(member)}"
             if callees := (*member.calls, *member.services):
                 line += f"  calls {', '.join(first_few(callees))}"
-            yield line
+            below.append(line)
+        return head, below
 
 
 def _terms(member: Executable) -> str:
