@@ -191,7 +191,7 @@ def _run(arguments: list[str]) -> int:
     path = _take_path(rest)
     with importing("python -m launchpad_lite.launch"):
         found = find_program(path)
-        if _wants_help(rest):
+        if flags.HELP.intersection(rest):
             print(_describe(path, found, options))  # noqa: T201
             return 0
         if not isinstance(found, Program) and _gives_more(path):
@@ -251,7 +251,7 @@ def _run_script(
         return _do_without_program(command, rest)
     output = _take_option(rest, "output") if command in ("render", "emit") else None
     launcher, options = _take_launcher(rest, command, own)
-    if _wants_help(rest):
+    if flags.HELP.intersection(rest):
         print(_describe(f"{Path(sys.argv[0]).name} [COMMAND]", function, options))  # noqa: T201
         commands = ", ".join((*_COMMANDS, *_WITHOUT_PROGRAM))
         print(f"\ncommands (python -m launchpad_lite.launch --help describes them): {commands}")  # noqa: T201
@@ -276,10 +276,6 @@ def _is_answered(rest: Sequence[str]) -> bool:
     if "--version" in rest:
         print(f"launchpad-lite {__version__}")  # noqa: T201
     return "--version" in rest
-
-
-def _wants_help(rest: Sequence[str]) -> bool:
-    return not flags.HELP.isdisjoint(rest)
 
 
 def _describe(
@@ -356,7 +352,7 @@ def _run_named_script(path: str, command: str, launcher: str, rest: list[str]) -
 
 
 def _do_without_program(command: str, rest: list[str]) -> int:
-    if _wants_help(rest):
+    if flags.HELP.intersection(rest):
         print(_usage())  # noqa: T201
         return 0
     if command == _RESTORE:
