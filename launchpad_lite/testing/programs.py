@@ -114,11 +114,9 @@ class ProgramLauncher:
             **options: As for `lp.launch`; nodes have 2 s notice, and their output goes to a folder
             of the test, by default.
         """
-        defaults = {
-            "notice_s": _NOTICE_S,
-            "log_dir": self._log_dir / f"{program.name}-{len(self._launched)}",
-        }
-        running = launch(program, launcher, **{**defaults, **options})
+        options.setdefault("notice_s", _NOTICE_S)
+        options.setdefault("log_dir", self._log_dir / f"{program.name}-{len(self._launched)}")
+        running = launch(program, launcher, **options)
         launched = LaunchedProgram(program, running)
         self._launched.append(launched)
         return launched
