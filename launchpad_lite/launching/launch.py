@@ -74,7 +74,7 @@ def plan(
         print(lp.plan(program, resources={"learner": {"gpu": 1}}))
     """
     chosen = find_launcher(launcher, launcher_options)
-    settings = _settings(resources, restart, liveness, checkpoints, processes, seed)
+    settings = _filled(LaunchSettings(resources, restart, liveness, checkpoints, processes, seed))
     return Planner(program, chosen, settings).plan()
 
 
@@ -155,7 +155,7 @@ def launch(
     choice: LauncherChoice = one_of("launcher", launcher, "launch_type", launch_type)
     chosen = find_launcher(choice, launcher_options)
     processes = one_of("processes", processes, "local_resources", local_resources)
-    settings = _settings(resources, restart, liveness, checkpoints, processes, seed)
+    settings = _filled(LaunchSettings(resources, restart, liveness, checkpoints, processes, seed))
     ready = Planner(program, chosen, settings).plan()
     folder = flags.given_or_flag("log_dir", log_dir, flags.LOG_DIR, flags.LOG_DIR.value)
     notice = flags.TERMINATION_NOTICE_SECS
@@ -214,14 +214,7 @@ def _one_program(programs: Program | Sequence[Program]) -> Program:
             raise ProgramError("launch", [f"launch takes one lp.Program, not {programs!r}"])
 
 
-def _settings(
-    resources: ResourcesByGroup | None,
-    restart: RestartChoice,
-    liveness: LivenessChoice,
-    checkpoints: CheckpointsChoice,
-    processes: ProcessesByGroup | None,
-    seed: int | None,
-) -> LaunchSettings:
+def _filled(given: LaunchSettings) -> LaunchSettings:
     """Fills in options of the command line that the call does not give."""
     folder, period_s = flags.CHECKPOINTS.value, flags.CHECKPOINT_PERIOD_SECS.value or None
     kept = Checkpoints(folder, period_s) if folder else None
@@ -230,14 +223,10 @@ def _settings(
         raise LaunchError(
             f"--{name} is the period of --{flags.CHECKPOINTS.name}=FOLDER, which is missing"
         )
-    return LaunchSettings(
-        resources,
-        flags.given_or_flag("restart", restart, flags.RESTART, flags.chosen_restart()),
-        liveness,
-        flags.given_or_flag("checkpoints", checkpoints, flags.CHECKPOINTS, kept),
-        processes,
-        flags.given_or_flag("seed", seed, flags.SEED, flags.SEED.value),
-    )
+    restart = flags.given_or_flag("restart", given.restart, flags.RESTART, flags.chosen_restart())
+    checkpoints = flags.given_or_flag("checkpoints", given.checkpoints, flags.CHECKPOINTS, kept)
+    seed = flags.given_or_flag("seed", given.seed, flags.SEED, flags.SEED.value)
+    return given._replace(restart=restart, checkpoints=checkpoints, seed=seed)
 
 
 def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launcher:
