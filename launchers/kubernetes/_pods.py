@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launchers.kubernetes._agreed import MOUNTS, NODE, SUPERVISOR
-from launchpad_lite.parts.settings import checked_fields
+from launchpad_lite.parts.settings import made_from
 
 #: User and group of pods by default: without a name, as in images without a shell.
 _NOBODY = 65532
@@ -146,9 +146,7 @@ class PodOptions:
     @classmethod
     def of(cls, given: "PodOptions | Mapping[str, Any]") -> "PodOptions":
         """Takes options as users write them: `{"image": "python:3.12"}` too."""
-        if isinstance(given, PodOptions):
-            return given
-        return cls(**checked_fields(cls, given, "PodOptions", called="pod option"))
+        return made_from(cls, given, "PodOptions", called="pod option")
 
     def over(self, base: "PodOptions") -> "PodOptions":
         """Returns these options, with those of `base` where these say nothing.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launchpad_lite.parts.settings import checked_fields
+from launchpad_lite.parts.settings import made_from
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,7 @@ class PythonProcess:
     @classmethod
     def of(cls, given: "PythonProcess | Mapping[str, Any]") -> "PythonProcess":
         """Takes an object or a dict: `{"env": {"OMP_NUM_THREADS": "1"}}`."""
-        if isinstance(given, PythonProcess):
-            return given
-        return cls(**checked_fields(cls, given, "lp.PythonProcess"))
+        return made_from(cls, given, "lp.PythonProcess")
 
     def flags(self) -> list[str]:
         """Returns `args` as they stand on a command line."""

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launchpad_lite.parts.settings import check_quantity, checked_fields
+from launchpad_lite.parts.settings import check_quantity, made_from
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,11 @@ class Resources:
     @classmethod
     def of(cls, given: object) -> "Resources":
         """Takes resources as users write them: `{"cpu": 2, "ram": 2, "gpu": 1}` too."""
-        if isinstance(given, Resources):
-            return given
         if isinstance(given, Mapping) and "ram" in given:  # as in Listing 1 of the paper
             if "ram_gib" in given:
                 raise ValueError("ram and ram_gib mean the same; give one of them")
             given = {"ram_gib" if name == "ram" else name: given[name] for name in given}
-        return cls(**checked_fields(cls, given, "lp.Resources", called="resource"))
+        return made_from(cls, given, "lp.Resources", called="resource")
 
     def __str__(self) -> str:
         wishes = dataclasses.asdict(self).items()

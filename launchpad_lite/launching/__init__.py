@@ -36,7 +36,7 @@ from launchpad_lite.parts.arguments import parameters_of
 from launchpad_lite.parts.devices import VISIBLE_DEVICES, visible_devices
 from launchpad_lite.parts.log_file import find_logs, read_log
 from launchpad_lite.parts.own_packages import refuse_original
-from launchpad_lite.parts.settings import did_you_mean
+from launchpad_lite.parts.settings import check_quantity, did_you_mean
 from launchpad_lite.planning.plan import Executable, LaunchPlan
 from launchpad_lite.process.flags import parse_script_arguments
 from launchpad_lite.process.interrupts import interrupt
@@ -112,11 +112,7 @@ class LaunchOptions:
     log_limit_mib: float = 100.0
 
     def __post_init__(self) -> None:
-        limit = self.log_limit_mib
-        if isinstance(limit, bool) or not isinstance(limit, int | float):
-            raise TypeError(f"log_limit_mib is a number of MiB, not {limit!r}")
-        if not limit > 0:
-            raise ValueError(f"log_limit_mib is above 0 (math.inf: no limit), not {limit}")
+        check_quantity("log_limit_mib", self.log_limit_mib, positive=True, infinite=True)
 
     @property
     def log_limit_bytes(self) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launchpad_lite.parts.settings import check_number, check_quantity, checked_fields
+from launchpad_lite.parts.settings import check_number, check_quantity, made_from
 
 
 class RestartWhen(enum.Enum):
@@ -73,11 +73,9 @@ class RestartPolicy:
     @classmethod
     def of(cls, given: "RestartPolicy | RestartWhen | str | Mapping[str, Any]") -> "RestartPolicy":
         """Takes a policy as users write it: `"on_failure"` or `{"when": "always", ...}` too."""
-        if isinstance(given, RestartPolicy):
-            return given
         if isinstance(given, RestartWhen | str):
             return cls(given)
-        return cls(**checked_fields(cls, given, "lp.RestartPolicy, its name"))
+        return made_from(cls, given, "lp.RestartPolicy, its name")
 
     def delay_s(self, failures: int, chance: float) -> float:
         """Returns how long to wait after failures; `chance` is evenly distributed from 0 to 1."""
@@ -136,9 +134,7 @@ class Liveness:
     @classmethod
     def of(cls, given: "Liveness | Mapping[str, Any]") -> "Liveness":
         """Takes limits as users write them: `{"heartbeat_s": 30}` too."""
-        if isinstance(given, Liveness):
-            return given
-        return cls(**checked_fields(cls, given, "lp.Liveness, as lp.Liveness(heartbeat_s=30),"))
+        return made_from(cls, given, "lp.Liveness, as lp.Liveness(heartbeat_s=30),")
 
     def __str__(self) -> str:
         limits = dataclasses.asdict(self).items()

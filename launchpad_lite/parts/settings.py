@@ -4,25 +4,27 @@ import math
 import sys
 from collections.abc import Iterable, Mapping
 from numbers import Real
-from typing import Any
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def checked_fields(
-    kind: type, given: object, expected: str, *, called: str = "setting"
-) -> dict[str, Any]:
-    """Returns the fields of a dataclass that a user's dict gives; unknown names are a ValueError.
+def made_from(kind: type[T], given: object, expected: str, *, called: str = "setting") -> T:
+    """Returns an object of a dataclass, as given or made from a dict; unknown names are a ValueError.
 
     For messages, `expected` names the types besides a dict, and `called` the kind of a field.
     """
     import dataclasses
 
+    if isinstance(given, kind):
+        return given
     if not isinstance(given, Mapping):
         raise TypeError(f"expected {expected} or a dict, got {given!r}")
-    known = [field.name for field in dataclasses.fields(kind)]
+    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     if unknown := sorted(set(given) - set(known), key=repr):
         meant = did_you_mean(unknown[0], known)
         raise ValueError(f"unknown {called} {unknown[0]!r}{meant}; known are {', '.join(known)}")
-    return dict(given)
+    return kind(**given)
 
 
 def nearest(name: object, known: Iterable[str]) -> str | None:

@@ -5,17 +5,6 @@ from concurrent.futures import BrokenExecutor
 import courier
 from launchpad_lite.errors import LaunchpadError
 
-__all__ = [
-    "FailedTaskError",
-    "InitializerError",
-    "SearchError",
-    "StoppedEarlyError",
-    "StoreError",
-    "StoreInUseError",
-    "TaskPickleError",
-    "WorkerMismatchError",
-]
-
 
 class SearchError(LaunchpadError):
     """The root of all errors of searches."""
