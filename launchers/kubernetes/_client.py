@@ -756,24 +756,16 @@ def _lines(response: Any, cancellation: Cancellation) -> Iterator[bytes]:
     """Yields lines with their ends as they come, until the stream ends or breaks."""
     import urllib3.exceptions
 
-    rest = bytearray()
     with cancellation.guarding(response):
         try:
-            for chunk in response.stream(amt=None, decode_content=False):
-                rest += chunk
-                if b"\n" in chunk:
-                    *lines, last = rest.split(b"\n")
-                    rest = last
-                    for line in lines:
-                        yield bytes(line) + b"\n"
+            for line in response:
+                yield line
                 if cancellation.is_set():
                     return
         except (urllib3.exceptions.HTTPError, OSError, ValueError):
             return  # broken, silent for too long, or shut while it was read
         finally:
             response.close()
-    if rest:
-        yield bytes(rest)
 
 
 def _changes(known: dict[str, Json], items: Objects) -> Iterator[tuple[ChangeKind, Json]]:
