@@ -18,7 +18,7 @@ from typing import Any
 from launchers.hosts.shipping import pack_up
 from launchers.hosts.toml import read_toml
 from launchers.kubernetes._admission import refusals
-from launchers.kubernetes._agreed import DETACHED, FIRST_PORT, PLAN_ANNOTATION, SUPERVISOR
+from launchers.kubernetes._agreed import FIRST_PORT, PLAN_ANNOTATION, SUPERVISOR
 from launchers.kubernetes._client import Api, ApiError, Json, created_by
 from launchers.kubernetes._names import Names
 from launchers.kubernetes._objects import (
@@ -161,12 +161,9 @@ class KubernetesLauncher(Launcher):
             *_seconds_mistakes("silence_s", silence_s, 1, sys.float_info.max),
             *_seconds_mistakes("launcher_silence_s", launcher_silence_s, 180, sys.float_info.max),
             *_seconds_mistakes("ttl_s", ttl_s, 0, _INT32_MAX),
-            *(
-                []
-                if max_run_s is None
-                else _seconds_mistakes("max_run_s", max_run_s, 1, _INT32_MAX)
-            ),
         ]
+        if max_run_s is not None:
+            mistakes += _seconds_mistakes("max_run_s", max_run_s, 1, _INT32_MAX)
         if name is not None:
             try:
                 Names.of("", (), name)
@@ -232,7 +229,6 @@ class KubernetesLauncher(Launcher):
             notice_s=options.notice_s if math.isfinite(options.notice_s) else -1.0,
             schedule_s=self._inner_schedule_s,
             launcher_silence_s=None if self._detach else self._launcher_silence_s,
-            launcher=DETACHED if self._detach else "launching",
         )
         groups = [Group(label, tuple(nodes), self._pod(label)) for label, nodes in members.items()]
         return Manifests(cluster, groups, self._pod(SUPERVISOR), program)

@@ -47,10 +47,8 @@ _ONE = {"limit": 1}
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 #: Fields of a kubeconfig's user that impersonate, beside `as`.
 _UNSERVED = ("as-uid", "as-groups", "as-user-extra")
-
-
-#: Their API, and their name in addresses and in the rules of a Role.
-_KINDS = {
+#: Kinds of objects: their API, and their name in addresses and in the rules of a Role.
+KINDS = {
     "Pod": ("v1", "pods"),
     "Service": ("v1", "services"),
     "Secret": ("v1", "secrets"),
@@ -426,7 +424,7 @@ class Api:
         items: Objects = found.get("items") or []
         for item in items:  # a list states kind and version once, not in each item
             item.setdefault("kind", kind)
-            item.setdefault("apiVersion", _KINDS[kind][0])
+            item.setdefault("apiVersion", KINDS[kind][0])
         return items, found["metadata"].get("resourceVersion", "")
 
     def _demand(
@@ -643,15 +641,15 @@ class _ApiRequest:
     @property
     def group(self) -> str:
         """Of the API, as rules of a Role have it; empty for the core."""
-        return _KINDS[self.kind][0].rpartition("/")[0]
+        return KINDS[self.kind][0].rpartition("/")[0]
 
     @property
     def resource(self) -> str:
-        return "/".join(filter(None, (_KINDS[self.kind][1], self.part)))
+        return "/".join(filter(None, (KINDS[self.kind][1], self.part)))
 
     @property
     def path(self) -> str:
-        api, plural = _KINDS[self.kind]
+        api, plural = KINDS[self.kind]
         name = "" if self.verb == "create" else self.name
         root = "apis" if self.group else "api"
         parts = (root, api, "namespaces", self.namespace, plural, name, self.part)

@@ -28,6 +28,7 @@ from launchers.kubernetes._agreed import (
     TOGETHER_LABEL,
     grace_s,
 )
+from launchers.kubernetes._client import KINDS
 from launchers.kubernetes._names import Names
 from launchers.kubernetes._order import PackedRun, WorkVolume
 from launchers.kubernetes._pods import PodOptions, pod_template
@@ -60,8 +61,8 @@ _SUPERVISOR_MIB = 1024
 class Cluster:
     """Settings of all objects of a run; `KubernetesLauncher` explains most of them.
 
-    A notice below 0 has no end. Without `launcher_silence_s`, the supervisor expects no sign of
-    life. `launcher` is the first value of the annotation that tells it whether a launcher waits.
+    A notice below 0 has no end. Without `launcher_silence_s`, the run is detached: the supervisor
+    expects no sign of life.
     """
 
     names: Names
@@ -74,7 +75,6 @@ class Cluster:
     queue: str | None = None
     gpu_resource: str = "nvidia.com/gpu"
     network_policy: bool = True
-    launcher: str = DETACHED
 
     @property
     def grace_s(self) -> int:
@@ -164,18 +164,17 @@ class Manifests:
         ]
         if self.cluster.network_policy:
             others.append(self._network_policy())
-        if self._names.jobset:
-            return [self._jobset(suspended=waits), *others]
-        root = self._object("batch/v1", "Job", names.run, supervisor)
+        root = self._object(names.root_kind, names.run, {} if names.jobset else supervisor)
         root["metadata"]["annotations"] = {PLAN_ANNOTATION: self._plan()}
+        spec = self._jobset() if names.jobset else self._supervisor_job()
         ttl = {"ttlSecondsAfterFinished": self.cluster.ttl_s}
-        root["spec"] = {"suspend": waits, **ttl, **self._supervisor_job()}
+        root["spec"] = {"suspend": waits, **ttl, **spec}
+        if names.jobset:
+            return [root, *others]
         begins = {} if self.cluster.queue is None else {"suspend": True}
         jobs = [
             {
-                **self._object(
-                    "batch/v1", "Job", names.groups[group.label], self._group_labels(group)
-                ),
+                **self._object("Job", names.groups[group.label], self._group_labels(group)),
                 "spec": {**begins, **self._group_job(group)},
             }
             for group in self.groups
@@ -187,20 +186,14 @@ class Manifests:
         size = _PART_BYTES if len(blob) <= _MOST_IN_SMALL_PARTS else _LARGE_PART_BYTES
         return [blob[start : start + size] for start in range(0, len(blob), size)]
 
-    def _object(
-        self,
-        api_version: str,
-        kind: str,
-        name: str,
-        labels: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:
+    def _object(self, kind: str, name: str, labels: Mapping[str, str]) -> dict[str, Any]:
         metadata: dict[str, Any] = {"name": name}
         if self.cluster.namespace is not None:
             metadata["namespace"] = self.cluster.namespace
-        metadata["labels"] = {**self._labels(), **(labels or {})}
+        metadata["labels"] = {**self._labels(), **labels}
         if kind in ("Job", "JobSet") and self.cluster.queue is not None:
             metadata["labels"][_QUEUE_LABEL] = self.cluster.queue
-        return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
+        return {"apiVersion": KINDS[kind][0], "kind": kind, "metadata": metadata}
 
     def _labels(self) -> dict[str, str]:
         return {
@@ -222,17 +215,13 @@ class Manifests:
         }
         return json.dumps(plan)
 
-    def _jobset(self, *, suspended: bool) -> dict[str, Any]:
-        jobset = self._object("jobset.x-k8s.io/v1alpha2", "JobSet", self._names.run)
-        jobset["metadata"]["annotations"] = {PLAN_ANNOTATION: self._plan()}
+    def _jobset(self) -> dict[str, Any]:
         jobs = [(SUPERVISOR, {ROLE_LABEL: SUPERVISOR}, self._supervisor_job())]
         jobs += [
             (self._names.slug(group.label), self._group_labels(group), self._group_job(group))
             for group in self.groups
         ]
-        spec = {
-            "suspend": suspended,
-            "ttlSecondsAfterFinished": self.cluster.ttl_s,
+        return {
             # The Services of the run name the pods. The JobSet's own Service would have the same name as
             # that of the supervisor.
             "network": {"enableDNSHostnames": False},
@@ -247,7 +236,6 @@ class Manifests:
                 for name, labels, job in jobs
             ],
         }
-        return {**jobset, "spec": spec}
 
     def _service(
         self, name: str, labels: Mapping[str, str], ports: Mapping[str, int], **how: str
@@ -263,11 +251,11 @@ class Manifests:
                 {"name": each, "port": port, "targetPort": port, "protocol": "TCP"}
                 for each, port in ports.items()
             ]
-        return {**self._object("v1", "Service", name, labels), "spec": spec}
+        return {**self._object("Service", name, labels), "spec": spec}
 
     def _secret(self, name: str, files: Mapping[str, bytes]) -> dict[str, Any]:
         return {
-            **self._object("v1", "Secret", name),
+            **self._object("Secret", name, {}),
             "type": "Opaque",
             "data": {each: base64.b64encode(files[each]).decode() for each in files},
         }
@@ -275,7 +263,7 @@ class Manifests:
     def _network_policy(self) -> dict[str, Any]:
         ours = {"matchLabels": {RUN_LABEL: self._names.run}}
         return {
-            **self._object("networking.k8s.io/v1", "NetworkPolicy", self._names.run),
+            **self._object("NetworkPolicy", self._names.run, {}),
             "spec": {
                 "podSelector": ours,
                 "policyTypes": ["Ingress"],
@@ -322,6 +310,7 @@ class Manifests:
 
     def _supervisor_template(self) -> dict[str, Any]:
         volumes = self._supervisor_volumes()
+        launcher = DETACHED if self.cluster.launcher_silence_s is None else "launching"
         # The supervisor holds several copies of the work: packed, unpacked, and being sent to pods.
         limit_mib = _SUPERVISOR_MIB + 6 * len(self.files.blob) // (1 << 20)
         return pod_template(
@@ -340,7 +329,7 @@ class Manifests:
             volumes=volumes,
             metadata={
                 "labels": {**self._labels(), ROLE_LABEL: SUPERVISOR},
-                "annotations": {LAUNCHER_ANNOTATION: self.cluster.launcher},
+                "annotations": {LAUNCHER_ANNOTATION: launcher},
             },
             spec={"terminationGracePeriodSeconds": self.cluster.grace_s},
             moves=self._is_repeatable(),

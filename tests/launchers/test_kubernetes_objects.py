@@ -184,7 +184,6 @@ def everything() -> Objects:
         schedule_s=120,
         ttl_s=3600,
         max_run_s=86_400,
-        launcher="detached",
         suspended=True,
     )
 
