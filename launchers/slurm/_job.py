@@ -37,6 +37,8 @@ _ARRIVE_S = 60.0
 _REQUEUE_S = 60.0
 #: Seconds between attempts to write down how the program ended.
 _END_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+#: Of an allocation that we did not ask for.
+_UNKNOWN = Component((), 1)
 
 
 class Allocation:
@@ -54,19 +56,17 @@ class Allocation:
             for name in slurm.call("scontrol", "show", "hostnames", expression).split()
         )
 
-    def _component(self, group: int | None) -> Component | None:
-        return self._components[group or 0] if self._components is not None else None
+    def _component(self, group: int | None) -> Component:
+        return self._components[group or 0] if self._components is not None else _UNKNOWN
 
     @property
     def specs(self) -> tuple[HostSpec, ...]:
         """The hosts, with what was asked for on each."""
-        found = []
-        for name, (group, _) in self._places.items():
-            if (own := self._component(group)) is None:
-                found.append(HostSpec(name))
-            else:
-                found.append(HostSpec(name, cpu=own.cpu, ram_gib=own.limit_gib, gpu=own.gpu))
-        return tuple(found)
+        own = {name: self._component(group) for name, (group, _) in self._places.items()}
+        return tuple(
+            HostSpec(name, cpu=each.cpu, ram_gib=each.limit_gib, gpu=each.gpu)
+            for name, each in own.items()
+        )
 
     def placement(self) -> dict[str, str | Sequence[str]]:
         return {
@@ -86,8 +86,7 @@ class Allocation:
 
     def command(self, spec: HostSpec) -> list[str]:
         group, name = self._places[spec.name]
-        component = self._component(group)
-        cpu = component.cpu if component else None
+        cpu = self._component(group).cpu
         return srun_command(name, group, cpu, host_command(self._pythons))
 
 
