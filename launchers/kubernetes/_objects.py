@@ -31,7 +31,7 @@ from launchers.kubernetes._agreed import (
 from launchers.kubernetes._client import KINDS
 from launchers.kubernetes._names import Names
 from launchers.kubernetes._order import PackedRun, WorkVolume
-from launchers.kubernetes._pods import PodOptions, pod_template
+from launchers.kubernetes._pods import REQUIRED, PodOptions, pod_template
 from launchpad_lite import __version__
 from launchpad_lite.launching import Executable, Resources, RestartWhen
 
@@ -366,8 +366,7 @@ class Manifests:
                 "labelSelector": {"matchLabels": ours},
                 "topologyKey": "kubernetes.io/hostname",
             }
-            required = "requiredDuringSchedulingIgnoredDuringExecution"
-            spec["affinity"] = {"podAffinity": {required: [term]}}
+            spec["affinity"] = {"podAffinity": {REQUIRED: [term]}}
         return pod_template(
             group.pod,
             container=container,

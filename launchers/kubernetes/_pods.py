@@ -35,7 +35,8 @@ _KEYS = {
     "volumes": "name",
 }
 _DIRECTIVE = "$patch"
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+#: Of an affinity: its terms without which a pod gets no machine.
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 #: Taints of lost machines, and the seconds that a replaceable pod stays on such a machine (by default
 #: 300): by then the supervisor has given the pod up. Other pods stay for the default time: nothing
@@ -384,7 +385,7 @@ def _lost(template: Mapping[str, Any], patched: Mapping[str, Any], container: st
     terms = _neighbour_terms(template["spec"])
     if terms and any(term not in _neighbour_terms(spec) for term in terms):
         yield (
-            f"patch.spec.affinity: what runs together needs its own term in podAffinity.{_REQUIRED}; "
+            f"patch.spec.affinity: what runs together needs its own term in podAffinity.{REQUIRED}; "
             "choose nodes of the cluster by nodeAffinity or node_selector"
         )
     after = {each["name"]: each for each in spec.get("containers") or ()}
@@ -400,5 +401,5 @@ def _lost(template: Mapping[str, Any], patched: Mapping[str, Any], container: st
 
 def _neighbour_terms(spec: Mapping[str, Any]) -> Sequence[Any]:
     affinity = (spec.get("affinity") or {}).get("podAffinity") or {}
-    terms: Sequence[Any] = affinity.get(_REQUIRED) or ()
+    terms: Sequence[Any] = affinity.get(REQUIRED) or ()
     return terms

@@ -465,7 +465,6 @@ class KubernetesProgram(ProgramElsewhere):
         changes = self._api.watch(kind, selector, fields=fields, cancellation=self._cancellation)
         try:
             for change, obj in changes:
-                obj.setdefault("kind", kind)
                 self._put(self._state.see, change, obj)
         except ApiError as error:
             if kind != "Event":  # events only improve messages

@@ -226,10 +226,9 @@ class Sight:
     def failed(self) -> dict[str, Json]:
         """Returns the last pod of each node that its Job has given up and makes no new pod for."""
         given_up = {
-            host
+            f"{name}-{index}"
             for name, job in self.jobs.items()
-            for host in (f"{name}-{index}" for index in _reasons.failed_indexes(job))
-            if host in self._nodes
+            for index in _reasons.failed_indexes(job)
         }
         return {
             self.node(pod): pod for pod in self.pods_of_nodes() if _reasons.host_of(pod) in given_up
