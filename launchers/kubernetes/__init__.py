@@ -21,12 +21,7 @@ from launchers.kubernetes._admission import refusals
 from launchers.kubernetes._agreed import FIRST_PORT, PLAN_ANNOTATION, SUPERVISOR
 from launchers.kubernetes._client import Api, ApiError, Json, created_by
 from launchers.kubernetes._names import Names
-from launchers.kubernetes._objects import (
-    Cluster,
-    Group,
-    Manifests,
-    owned,
-)
+from launchers.kubernetes._objects import Cluster, Group, Manifests, owned
 from launchers.kubernetes._order import (
     PackedRun,
     PodOrder,

@@ -72,11 +72,7 @@ class ApiError(LaunchError):
     """
 
     def __init__(
-        self,
-        message: str,
-        status: int | None = None,
-        reason: str = "",
-        said: tuple[str, ...] = (),
+        self, message: str, status: int | None = None, reason: str = "", said: tuple[str, ...] = ()
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -142,13 +138,7 @@ class Api:
     others, which the cluster may know.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        namespace: str,
-        *,
-        timing: Timing = DEFAULT,
-    ) -> None:
+    def __init__(self, client: Any, namespace: str, *, timing: Timing = DEFAULT) -> None:
         """Takes over a `kubernetes.client.ApiClient`."""
         self._client = client
         self._timing = timing

@@ -362,10 +362,7 @@ class Manifests:
             number = [*dict.fromkeys(filter(None, words))].index(executable.together)
             labels[TOGETHER_LABEL] = str(number)
             ours = {RUN_LABEL: self._names.run, TOGETHER_LABEL: labels[TOGETHER_LABEL]}
-            term = {
-                "labelSelector": {"matchLabels": ours},
-                "topologyKey": "kubernetes.io/hostname",
-            }
+            term = {"labelSelector": {"matchLabels": ours}, "topologyKey": "kubernetes.io/hostname"}
             spec["affinity"] = {"podAffinity": {REQUIRED: [term]}}
         return pod_template(
             group.pod,

@@ -39,13 +39,7 @@ from launchers.supervision.console import Console, warn
 from launchers.supervision.logs import NodeLogs
 from launchers.supervision.run_folder import make_run_folder
 from launchpad_lite.errors import LaunchError
-from launchpad_lite.launching import (
-    LaunchOptions,
-    LaunchPlan,
-    NodeStatus,
-    Outcome,
-    ProgramResult,
-)
+from launchpad_lite.launching import LaunchOptions, LaunchPlan, NodeStatus, Outcome, ProgramResult
 from launchpad_lite.launching.crash import write_crash_report
 from launchpad_lite.life.events import Event
 

@@ -139,11 +139,7 @@ def _exit(ended: Object) -> str:
     return _with(f"ended with exit code {code}", why)
 
 
-def supervisor_end(
-    pod: Object | None,
-    job: Object | None,
-    events: Sequence[Object],
-) -> str:
+def supervisor_end(pod: Object | None, job: Object | None, events: Sequence[Object]) -> str:
     """Returns why a program left no result, in one line."""
     failed = condition(job or {}, "Failed")
     is_told = failed.get("status") == "True" and failed.get("reason") != _NO_MORE_PODS
@@ -267,10 +263,7 @@ def is_ready(pod: Object) -> bool:
 
 def _containers(pod: Object) -> list[Mapping[str, Any]]:
     status = pod.get("status", {})
-    return [
-        *(status.get("initContainerStatuses") or ()),
-        *(status.get("containerStatuses") or ()),
-    ]
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
 def _own(pod: Object, containers: Iterable[Object]) -> Object:

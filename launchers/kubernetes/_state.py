@@ -20,13 +20,7 @@ from launchers.kubernetes._records import Note, PrintedRecord, Record, StatusRec
 from launchers.kubernetes._sight import Sight
 from launchers.kubernetes._timing import DEFAULT, Timing
 from launchers.supervision.stop_notices import StopNotices
-from launchpad_lite.launching import (
-    LaunchPlan,
-    NodeFailure,
-    NodeStatus,
-    Outcome,
-    ProgramResult,
-)
+from launchpad_lite.launching import LaunchPlan, NodeFailure, NodeStatus, Outcome, ProgramResult
 from launchpad_lite.life.events import Event, StopAsked
 from launchpad_lite.life.result import named
 

@@ -22,12 +22,7 @@ from launchers.hosts.shipping import Shipment
 from launchers.slurm import _client as slurm
 from launchers.slurm._folder import NOTE_S, JobOrder, RunFolder
 from launchers.slurm._script import Component, node_lists, srun_command, unique_names
-from launchpad_lite.launching import (
-    LaunchOptions,
-    LaunchPlan,
-    Outcome,
-    RunningProgram,
-)
+from launchpad_lite.launching import LaunchOptions, LaunchPlan, Outcome, RunningProgram
 from launchpad_lite.life.events import StopAsked
 from launchpad_lite.worker.address import OpenTable
 

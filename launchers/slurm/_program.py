@@ -270,10 +270,7 @@ class SlurmProgram(ProgramElsewhere):
         with contextlib.suppress(OSError):
             last = self.folder.output.read_bytes()[-_LAST_BYTES:]
         failure = NodeFailure(
-            f"job {self.job}",
-            host or "Slurm",
-            summary,
-            last_output=last.decode(errors="replace"),
+            f"job {self.job}", host or "Slurm", summary, last_output=last.decode(errors="replace")
         )
         text = f"{text}\nThe job's own output is in {self.folder.output}"
         return ProgramResult(Outcome.FAILED, (failure,), text)
