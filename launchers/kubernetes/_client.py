@@ -370,10 +370,8 @@ class Api:
         if tail is not None:
             query["tailLines"] = tail
         request = _ApiRequest("get", self.namespace, "Pod", pod, "log", query)
-        response = self._try(
-            request, lambda: self._send(request, self._timing.log_silence_s), cancellation
-        )
-        for line in _lines(response, cancellation or Cancellation()):
+        silence_s = self._timing.log_silence_s
+        for line in self._lines(request, silence_s, cancellation or Cancellation()):
             if line.endswith(b"\n") or not (follow or whole_lines):
                 yield line.removesuffix(b"\n").decode(errors="surrogateescape")
 
@@ -390,10 +388,7 @@ class Api:
         }
         request = _ApiRequest("watch", self.namespace, kind, query=query)
         began = time.monotonic()
-        response = self._try(
-            request, lambda: self._send(request, self._timing.watch_silence_s), cancellation
-        )
-        for line in _lines(response, cancellation):
+        for line in self._lines(request, self._timing.watch_silence_s, cancellation):
             try:
                 found = json.loads(line)
                 change, obj = found["type"], found["object"]
@@ -406,6 +401,24 @@ class Api:
         if not cancellation.is_set() and time.monotonic() < began + 1:
             # A proxy on the way breaks each connection at once: pause, to spare the server.
             cancellation.wait(self._timing.watch_pause_s)
+
+    def _lines(
+        self, request: "_ApiRequest", silence_s: float, cancellation: Cancellation
+    ) -> Iterator[bytes]:
+        """Yields lines with their ends as they come, until the stream ends or breaks."""
+        import urllib3.exceptions
+
+        response = self._try(request, lambda: self._send(request, silence_s), cancellation)
+        with cancellation.guarding(response):
+            try:
+                for line in response:
+                    yield line
+                    if cancellation.is_set():
+                        return
+            except (urllib3.exceptions.HTTPError, OSError, ValueError):
+                return  # broken, silent for too long, or shut while it was read
+            finally:
+                response.close()
 
     # Requests
 
@@ -738,22 +751,6 @@ def _proxy_from_environment(server: str) -> str | None:
 def _selectors(labels: str, fields: str) -> Json:
     found = {"labelSelector": labels, "fieldSelector": fields}
     return {name: value for name, value in found.items() if value}
-
-
-def _lines(response: Any, cancellation: Cancellation) -> Iterator[bytes]:
-    """Yields lines with their ends as they come, until the stream ends or breaks."""
-    import urllib3.exceptions
-
-    with cancellation.guarding(response):
-        try:
-            for line in response:
-                yield line
-                if cancellation.is_set():
-                    return
-        except (urllib3.exceptions.HTTPError, OSError, ValueError):
-            return  # broken, silent for too long, or shut while it was read
-        finally:
-            response.close()
 
 
 def _changes(known: dict[str, Json], items: Objects) -> Iterator[tuple[ChangeKind, Json]]:
