@@ -17,7 +17,7 @@ import hmac
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from launchers.hosts.elsewhere import ProgramEnd
@@ -28,8 +28,6 @@ from launchpad_lite.parts.as_json import from_json, to_json
 
 #: Bytes of text in one record. Container runtimes cut lines at 16 KiB.
 _PIECE_BYTES = 8000
-#: An unfinished line of a node is shown once it is so long, because progress bars never end a line.
-_UNFINISHED_BYTES = _PIECE_BYTES
 #: Of a larger exception, which may hold arrays, only the text is sent.
 _PARCEL_BYTES = 256 << 10
 #: A longer record of the end is shortened, because kubelets keep only 10 MiB of a log by default.
@@ -110,9 +108,9 @@ class RecordWriter:
         with self._lock:
             *lines, rest = (self._unfinished.pop(node, b"") + data).split(b"\n")
             records = [record for line in lines for record in _output_records(node, line)]
-            if len(rest) > _UNFINISHED_BYTES:
-                *pieces, rest = _pieces(rest)
-                records += [(b"part", node.encode() + b" " + piece) for piece in pieces]
+            # A long line is shown before its end, because progress bars never end a line.
+            *pieces, rest = _pieces(rest)
+            records += [(b"part", node.encode() + b" " + piece) for piece in pieces]
             if rest:
                 self._unfinished[node] = rest
             self._write(records)
@@ -147,12 +145,7 @@ class RecordWriter:
             )
             self._write(records, must=must)
 
-    def _write(
-        self,
-        records: "Iterator[tuple[bytes, bytes]] | list[tuple[bytes, bytes]]",
-        *,
-        must: bool = False,
-    ) -> None:
+    def _write(self, records: Iterable[tuple[bytes, bytes]], *, must: bool = False) -> None:
         data = bytearray()
         for kind, rest in records:
             self._number += 1
