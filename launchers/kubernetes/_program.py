@@ -289,10 +289,7 @@ class KubernetesProgram(ProgramElsewhere):
         """Removes a pod whose machine does not answer, unless it has just ended."""
         meta = pod["metadata"]
         try:
-            found = self._api.get("Pod", meta["name"])
-            if found is None or found["metadata"]["uid"] != meta["uid"]:
-                return
-            if _reasons.has_ended(found):
+            if (found := self._newest(pod)) is None:
                 return
             self._api.delete("Pod", meta["name"], grace_s=0)
             # Its Job keeps the pod until the machine has reported how it ended.
@@ -491,7 +488,7 @@ class KubernetesProgram(ProgramElsewhere):
 
         It yields None once it has read what the log held at first.
         """
-        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        name = pod["metadata"]["name"]
         answered_at = time.monotonic()
         since_s: int | None = None
         # An attached process reads the present log first, because a followed log does not show where
@@ -528,16 +525,17 @@ class KubernetesProgram(ProgramElsewhere):
             if reader.last_number:
                 since_s = math.ceil(time.monotonic() - answered_at) + _OVERLAP_S
             # At the end, the log is read once more for what a broken connection has left out.
-            is_final = self._ended.is_set() or self._has_ended(name, uid)
+            is_final = self._ended.is_set()
+            with contextlib.suppress(ApiError):
+                is_final = is_final or self._newest(pod) is None
             cancellation.wait(0.0 if is_final else self._timing.log_pause_s)
 
-    def _has_ended(self, name: str, uid: str) -> bool:
-        try:
-            pod = self._api.get("Pod", name)
-        except ApiError:
-            return False
-        is_same = pod is not None and pod["metadata"]["uid"] == uid
-        return not is_same or pod is None or _reasons.has_ended(pod)
+    def _newest(self, pod: Json) -> Json | None:
+        """Returns a pod as it is now; None if it has ended or is gone."""
+        found = self._api.get("Pod", pod["metadata"]["name"])
+        if found is None or found["metadata"]["uid"] != pod["metadata"]["uid"]:
+            return None
+        return None if _reasons.has_ended(found) else found
 
     def _show_life(self) -> None:
         here = f"{socket.gethostname()}:{os.getpid()}"
