@@ -74,12 +74,9 @@ class Volume:
         if not isinstance(given, Mapping):
             raise TypeError(f"expected Volume or a dict, got {given!r}")
         own = {each.name for each in dataclasses.fields(cls)} - {"source"}
-        settings: dict[str, Any] = {
-            "mount": None,
-            "source": {key: given[key] for key in given if key not in own},
-            **{key: given[key] for key in given if key in own},
-        }
-        return cls(**settings)
+        source = {key: given[key] for key in given if key not in own}
+        settings: dict[str, Any] = {key: given[key] for key in given if key in own}
+        return cls(**{"mount": None, **settings}, source=source)
 
     def _mistakes(self) -> Iterator[str]:
         given: dict[str, Any] = vars(self)  # not all users run mypy
