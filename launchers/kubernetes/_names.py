@@ -28,8 +28,8 @@ _TAKEN = re.compile(r"supervisor|order|trust|work-\d+|.*-[0-9a-f]{6}")
 class Names:
     """The names of one run, by the label of each group.
 
-    The first object and the supervisor's Service have that of the run. A JobSet names its Jobs by
-    rules of its own.
+    The first object and the supervisor's Service, by which pods find it, have that of the run. A
+    JobSet names its Jobs by rules of its own.
     """
 
     run: str
@@ -58,11 +58,6 @@ class Names:
         if not _LABEL_VALUE.fullmatch(program):
             program = _with_digest(program, _MOST_OF_LABEL, "program")
         return cls(run, program, groups, jobset)
-
-    @property
-    def supervisor(self) -> str:
-        """Host name of the supervisor: of its Service."""
-        return self.run
 
     @property
     def supervisor_job(self) -> str:

@@ -146,9 +146,7 @@ class Manifests:
         waits = suspended or self.cluster.queue is not None
         names = self._names
         supervisor = {ROLE_LABEL: SUPERVISOR}
-        others = [
-            self._service(names.supervisor, supervisor, {"link": LINK_PORT}, type="ClusterIP")
-        ]
+        others = [self._service(names.run, supervisor, {"link": LINK_PORT}, type="ClusterIP")]
         for group in self.groups:
             own = self._group_labels(group)
             others.append(
@@ -338,7 +336,7 @@ class Manifests:
     def _group_template(self, group: Group) -> dict[str, Any]:
         executable = group.executables[0]
         env = {
-            "LAUNCHPAD_SUPERVISOR": f"{self._names.supervisor}:{LINK_PORT}",
+            "LAUNCHPAD_SUPERVISOR": f"{self._names.run}:{LINK_PORT}",
             "LAUNCHPAD_WAIT_S": f"{self._wait_s(group):g}",
         }
         container: dict[str, Any] = {

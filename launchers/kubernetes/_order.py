@@ -180,7 +180,7 @@ def pack(
 
 def _trust(program: str, names: Names) -> dict[str, bytes]:
     # One certificate for all pods, because each pod may call each other one.
-    services = [names.supervisor, *(f"*.{service}" for service in names.groups.values())]
+    services = [names.run, *(f"*.{service}" for service in names.groups.values())]
     tls = Authority(program).issue(names.run, services)
     hear = _HEAR.format(code=int(pod.MAY_COME_BACK))
     return {

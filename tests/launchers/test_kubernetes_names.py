@@ -28,7 +28,7 @@ def test_every_name_is_valid_and_that_of_one_thing(
     assert LABEL_VALUE.fullmatch(names.program)
     assert len(names.program) <= 63
     jobs = [names.supervisor_job, *(names.job(label) for label in labels)]
-    services = [names.supervisor, *names.groups.values()]
+    services = [names.run, *names.groups.values()]
     secrets = [names.trust, names.order, names.work(999)]
     for name in (*jobs, *services, *secrets):
         assert DNS_1035.fullmatch(name)
@@ -64,7 +64,7 @@ def test_plain_names_stay_as_they_are() -> None:
     names = Names.of("actor_learner", ["actor", "replay-buffer"], "demo")
     assert names.program == "actor_learner"
     assert names.groups == {"actor": "demo-actor", "replay-buffer": "demo-replay-buffer"}
-    assert names.supervisor == names.supervisor_job == "demo"
+    assert names.run == names.supervisor_job == "demo"
     assert (names.trust, names.order, names.work(0)) == ("demo-trust", "demo-order", "demo-work-0")
     assert names.address("actor", 3) == "demo-actor-3.demo-actor"
 
@@ -113,7 +113,7 @@ def test_a_jobset_names_jobs_and_hosts_by_its_own_rules() -> None:
     assert names.job("actor") == "demo-actor-0"
     assert names.host("actor", 2) == "demo-actor-0-2"
     assert names.address("actor", 2) == "demo-actor-0-2.demo-actor"
-    assert names.supervisor == "demo"
+    assert names.run == "demo"
     assert names.supervisor_job == "demo-supervisor-0"
 
 
