@@ -53,8 +53,8 @@ class Names:
                 f"a run on Kubernetes is named with at most {_MOST_OF_RUN} lower-case letters, "
                 f"digits and dashes, from a letter to a letter or digit, not {run!r}"
             )
-        slugs = _slugs(labels, _MOST_OF_GROUP - len(run) - 1)
-        groups = {label: f"{run}-{slug}" for label, slug in slugs.items()}
+        room = _MOST_OF_GROUP - len(run) - 1
+        groups = {label: f"{run}-{_slug(label, room)}" for label in labels}
         if not _LABEL_VALUE.fullmatch(program):
             program = _with_digest(program, _MOST_OF_LABEL, "program")
         return cls(run, program, groups, jobset)
@@ -113,17 +113,9 @@ def _new_run(program: str) -> str:
     return f"{plain[:_MOST_OF_PROGRAM].rstrip('-')}-{end}"
 
 
-def _slugs(labels: Iterable[str], room: int) -> dict[str, str]:
-    labels = list(dict.fromkeys(labels))
-    slugs = {
-        label: label
-        for label in labels
-        if label and label == _plain(label) and len(label) <= room and not _TAKEN.fullmatch(label)
-    }
-    for label in labels:
-        if label not in slugs:
-            slugs[label] = _with_digest(label, room, "g")
-    return {label: slugs[label] for label in labels}
+def _slug(label: str, room: int) -> str:
+    is_slug = label and label == _plain(label) and len(label) <= room
+    return label if is_slug and not _TAKEN.fullmatch(label) else _with_digest(label, room, "g")
 
 
 def _with_digest(text: str, room: int, otherwise: str) -> str:

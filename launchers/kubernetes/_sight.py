@@ -210,8 +210,7 @@ class Sight:
         """Yields pods of nodes that ended and should not have, each with how it ended."""
         for pod in self.pods_of_nodes():
             # A pod whose machine does not answer may work for long, even when it is being deleted.
-            loss = None if self.is_there(pod) else self.loss_of(pod)
-            if loss is not None:
+            if not self.is_there(pod) and (loss := self.loss_of(pod)) is not None:
                 yield pod, loss
 
     @property
