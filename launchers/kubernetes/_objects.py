@@ -8,7 +8,7 @@ import base64
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,6 @@ from launchers.kubernetes._agreed import (
     LAUNCHER_ANNOTATION,
     LINK_PORT,
     LONGEST_BACKOFF_S,
-    MOUNTS,
     NODE,
     PLAN_ANNOTATION,
     ROLE_LABEL,
@@ -50,8 +49,6 @@ _SUPERVISOR_RESTARTS = 3
 _FOR_GOOD = 1
 #: Mode of the files of all Secrets: readable for the pod's own user and group.
 _READABLE = 0o440
-#: Where pods may write, by volume.
-_PATHS = {"tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108 - of the pod alone
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 #: Main memory that a supervisor may have, in MiB, beside what the work takes.
 _SUPERVISOR_MIB = 1024
@@ -307,24 +304,20 @@ class Manifests:
         return all(each.restart.outlives_host for each in executables)
 
     def _supervisor_template(self) -> dict[str, Any]:
-        volumes = self._supervisor_volumes()
         launcher = DETACHED if self.cluster.launcher_silence_s is None else "launching"
         # The supervisor holds several copies of the work: packed, unpacked, and being sent to pods.
         limit_mib = _SUPERVISOR_MIB + 6 * len(self.files.blob) // (1 << 20)
         return pod_template(
             self.supervisor,
-            container={
-                "name": SUPERVISOR,
-                "command": [f"{MOUNTS}/order/begin.py"],
-                "env": _env({}),
-                "ports": _container_ports({"link": LINK_PORT}),
-                "resources": {
-                    "requests": {"cpu": "100m", "memory": "256Mi"},
-                    "limits": {"memory": f"{limit_mib}Mi"},
-                },
-                "volumeMounts": _mounts(volumes),
+            container=SUPERVISOR,
+            script="order/begin.py",
+            env={},
+            ports={"link": LINK_PORT},
+            resources={
+                "requests": {"cpu": "100m", "memory": "256Mi"},
+                "limits": {"memory": f"{limit_mib}Mi"},
             },
-            volumes=volumes,
+            volumes=self._supervisor_volumes(),
             metadata={
                 "labels": {**self._labels(), ROLE_LABEL: SUPERVISOR},
                 "annotations": {LAUNCHER_ANNOTATION: launcher},
@@ -339,16 +332,7 @@ class Manifests:
             "LAUNCHPAD_SUPERVISOR": f"{self._names.run}:{LINK_PORT}",
             "LAUNCHPAD_WAIT_S": f"{self._wait_s(group):g}",
         }
-        container: dict[str, Any] = {
-            "name": NODE,
-            "command": [f"{MOUNTS}/trust/pod.py"],
-            "env": _env(env),
-            "volumeMounts": _mounts(self._volumes()),
-        }
-        if ports := _ports(group):
-            container["ports"] = _container_ports(ports)
-        if wishes := _resources(executable.resources, self.cluster.gpu_resource):
-            container["resources"] = {"requests": wishes, "limits": wishes}
+        wishes = _resources(executable.resources, self.cluster.gpu_resource)
         labels = {**self._labels(), **self._group_labels(group)}
         spec: dict[str, Any] = {
             "subdomain": self._names.groups[group.label],
@@ -364,7 +348,11 @@ class Manifests:
             spec["affinity"] = {"podAffinity": {REQUIRED: [term]}}
         return pod_template(
             group.pod,
-            container=container,
+            container=NODE,
+            script="trust/pod.py",
+            env=env,
+            ports=_ports(group),
+            resources={"requests": wishes, "limits": wishes} if wishes else {},
             volumes=self._volumes(),
             metadata={"labels": labels},
             spec=spec,
@@ -430,31 +418,6 @@ def _ports(group: Group) -> dict[str, int]:
     addresses = [address for each in group.executables for address in each.addresses]
     ports = {address.port for address in addresses if address.port is not None}
     return {f"p{port}": port for port in sorted(ports)}
-
-
-def _container_ports(ports: Mapping[str, int]) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()
-    ]
-
-
-def _mounts(volumes: Iterable[str]) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "mountPath": _PATHS[name]}
-        if name in _PATHS
-        else {"name": name, "mountPath": f"{MOUNTS}/{name}", "readOnly": True}
-        for name in volumes
-    ]
-
-
-def _env(values: Mapping[str, str]) -> list[dict[str, Any]]:
-    every = {
-        **values,
-        "HOME": "/tmp",  # noqa: S108 - of the pod alone
-        # Images need not have an entry for the user, and PyTorch often looks for its name.
-        "USER": "launchpad",
-    }
-    return [{"name": name, "value": value} for name, value in every.items()]
 
 
 def _resources(wishes: Resources, gpu_resource: str) -> dict[str, str]:

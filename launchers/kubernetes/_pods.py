@@ -15,6 +15,10 @@ from launchpad_lite.parts.settings import made_from
 #: User and group of pods by default: without a name, as in images without a shell.
 _NOBODY = 65532
 _ENV_PREFIX = "LAUNCHPAD_"
+#: Images need not have an entry for the user, and PyTorch often looks for its name.
+_ENV = {"HOME": "/tmp", "USER": "launchpad"}  # noqa: S108 - of the pod alone
+#: Where pods may write, by volume.
+_WRITABLE = {"tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108 - of the pod alone
 _RESERVED_VOLUMES = frozenset(["tmp", "shm", "trust", "order", "work", "launcher"])
 #: The type of each option, and its name in messages. The API server checks what is in them.
 _SHAPES: Mapping[str, tuple[Any, str]] = {
@@ -273,7 +277,11 @@ def _kind(value: object) -> str:
 def pod_template(
     options: PodOptions,
     *,
-    container: Mapping[str, Any],
+    container: str,
+    script: str,
+    env: Mapping[str, str],
+    ports: Mapping[str, int],
+    resources: Mapping[str, Any],
     volumes: Mapping[str, Mapping[str, Any]],
     metadata: Mapping[str, Any],
     spec: Mapping[str, Any],
@@ -281,19 +289,23 @@ def pod_template(
 ) -> dict[str, Any]:
     """Returns the template of pods, as the API takes it.
 
-    The command of the container lacks the interpreter. `volumes` are the launcher's own, by name.
-    If a pod `moves`, a new one replaces it when its machine is lost. It raises ValueError, with all
+    `script` is the file, below `MOUNTS`, that the container of this name runs. `env` and `volumes`
+    are the launcher's own, by name. If a pod `moves`, a new one replaces it when its machine is lost. It raises ValueError, with all
     mistakes, if the patch does not fit, or removes what the launcher needs.
     """
     given = {name: Volume.of(each) for name, each in options.volumes.items()}
     at = {volume.mount.rstrip("/") for volume in given.values()}
     # A volume of the user's may take the place of /tmp and /dev/shm.
-    mounts = [each for each in container["volumeMounts"] if each["mountPath"] not in at]
+    mounts = [each for each in map(_own_mount, volumes) if each["mountPath"] not in at]
     mounted = {each["name"] for each in mounts}
     user = _NOBODY if options.run_as_user is None else options.run_as_user
-    env = {each["name"]: each for each in container["env"]} | {
-        name: {"name": name, "valueFrom" if isinstance(value, Mapping) else "value": value}
-        for name, value in options.env.items()
+    every = {**env, **_ENV, **options.env}
+    needs = {
+        "imagePullPolicy": options.pull_policy,
+        "ports": [
+            {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()
+        ],
+        "resources": resources,
     }
     wishes = {
         "imagePullSecrets": [{"name": name} for name in options.pull_secrets],
@@ -303,12 +315,14 @@ def pod_template(
         "priorityClassName": options.priority_class,
     }
     main = {
-        "name": container["name"],
+        "name": container,
         "image": options.image,
-        **container,
-        **({"imagePullPolicy": options.pull_policy} if options.pull_policy else {}),
-        "command": [options.python or "python3", *container["command"]],
-        "env": list(env.values()),
+        "command": [options.python or "python3", f"{MOUNTS}/{script}"],
+        "env": [
+            {"name": name, "valueFrom" if isinstance(value, Mapping) else "value": value}
+            for name, value in every.items()
+        ],
+        **{name: value for name, value in needs.items() if value},
         "volumeMounts": [*mounts, *(_mount(name, each) for name, each in given.items())],
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -345,9 +359,9 @@ def pod_template(
     patched["spec"]["containers"] = [
         each
         for each in patched["spec"].get("containers") or ()
-        if each["name"] == container["name"] or each["name"] not in (NODE, SUPERVISOR)
+        if each["name"] == container or each["name"] not in (NODE, SUPERVISOR)
     ]
-    if mistakes := list(_lost(template, patched, container["name"])):
+    if mistakes := list(_lost(template, patched, container)):
         raise ValueError("; ".join(mistakes))
     return patched
 
@@ -360,6 +374,12 @@ def _tolerations(options: PodOptions, *, moves: bool) -> list[Mapping[str, Any]]
             ours = {"key": key, "operator": "Exists", "effect": "NoExecute"}
             given.append({**ours, "tolerationSeconds": _WITHOUT_MACHINE_S})
     return given
+
+
+def _own_mount(name: str) -> dict[str, Any]:
+    if name in _WRITABLE:
+        return {"name": name, "mountPath": _WRITABLE[name]}
+    return {"name": name, "mountPath": f"{MOUNTS}/{name}", "readOnly": True}
 
 
 def _mount(name: str, volume: Volume) -> dict[str, Any]:
