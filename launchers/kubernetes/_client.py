@@ -260,7 +260,8 @@ class Api:
 
     def list(self, kind: str, selector: str = "", *, patience_s: float = math.inf) -> Objects:
         """Returns all objects of a kind. After `patience_s` seconds nothing is repeated."""
-        items, _ = self._list(kind, _selectors(selector, ""), patience_s=patience_s)
+        chosen = {"labelSelector": selector} if selector else {}
+        items, _ = self._list(kind, chosen, patience_s=patience_s)
         return items
 
     def patch(
@@ -310,7 +311,8 @@ class Api:
         though not each step. It raises ApiError only if the server refuses from the beginning that
         we list or watch them.
         """
-        chosen = _selectors(selector, fields)
+        selectors = {"labelSelector": selector, "fieldSelector": fields}
+        chosen = {name: value for name, value in selectors.items() if value}
         known: dict[str, Json] = {}
         version: str | None = None
         pause_s = self._timing.watch_pause_s
@@ -746,11 +748,6 @@ def _proxy_from_environment(server: str) -> str | None:
                 if address in ipaddress.ip_network(rule, strict=False):
                     return None
     return proxy if "://" in proxy else f"http://{proxy}"
-
-
-def _selectors(labels: str, fields: str) -> Json:
-    found = {"labelSelector": labels, "fieldSelector": fields}
-    return {name: value for name, value in found.items() if value}
 
 
 def _changes(known: dict[str, Json], items: Objects) -> Iterator[tuple[ChangeKind, Json]]:
