@@ -8,6 +8,7 @@ from typing import Any
 
 from launchers.host.pod import MAY_COME_BACK
 from launchers.kubernetes._agreed import NODE, ROLE_LABEL, SUPERVISOR
+from launchers.supervision.stop_notices import MAX_NAMED
 from launchpad_lite.launching import NodeFailure, ProgramResult
 from launchpad_lite.life.result import named
 
@@ -39,8 +40,6 @@ _POD_NAME = re.compile(r'\b([Pp]ods? )"[^"]*"')
 #: Events that say that the machine of a pod is lost. The first says that its kubelet is silent.
 AWAY = "NodeNotReady"
 LOST_MACHINE = frozenset({AWAY, "TaintManagerEviction"})
-#: Nodes that are named before the others are counted.
-MAX_NAMED = 4
 #: Text of a restart if the cluster asked the pod of a node to end.
 _ASKED = "was asked from outside to end"
 #: Number of the last of several pods with one host name.

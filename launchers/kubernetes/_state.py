@@ -19,7 +19,7 @@ from launchers.kubernetes._names import Names
 from launchers.kubernetes._records import Note, PrintedRecord, Record, StatusRecord, Up
 from launchers.kubernetes._sight import Sight
 from launchers.kubernetes._timing import DEFAULT, Timing
-from launchers.supervision.stop_notices import StopNotices
+from launchers.supervision.stop_notices import MAX_NAMED, StopNotices
 from launchpad_lite.launching import LaunchPlan, NodeFailure, NodeStatus, Outcome, ProgramResult
 from launchpad_lite.life.events import Event, StopAsked
 from launchpad_lite.life.result import named
@@ -445,7 +445,7 @@ class RunState:
             f"{node}: its pod {_reasons.failure_of(pod, self.sight.events_of(pod))}"
             for node, pod in failed.items()
         ]
-        text = f"program {self._plan.program!r} cannot start: {named(ends, _reasons.MAX_NAMED)}"
+        text = f"program {self._plan.program!r} cannot start: {named(ends, MAX_NAMED)}"
         return self.failed(
             f"{text}\n{self._hands.last_lines(next(iter(failed.values())))}".rstrip()
         )
@@ -453,7 +453,7 @@ class RunState:
     def _late(self) -> str:
         lines = _reasons.told(self.sight.waits(), self.sight.troubles())
         if not lines:
-            missing = named(self.sight.missing(), _reasons.MAX_NAMED)
+            missing = named(self.sight.missing(), MAX_NAMED)
             lines = [
                 f"{missing}: its pod does not run, and the cluster does not say why"
                 if missing
