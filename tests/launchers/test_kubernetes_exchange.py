@@ -198,7 +198,8 @@ def test_a_pod_does_not_speak_with_the_supervisor_of_another_run(
 def test_a_greeting_that_is_none_does_no_harm(exchange: PodExchange, trust: Path) -> None:
     for greeting in (b"x" * 200_000, b"\n", b"\xff\xfe\n"):
         with dial(exchange, read_trust(trust)) as stranger:
-            stranger.sendall(greeting)
+            with contextlib.suppress(OSError):  # a long one is refused before all of it is sent
+                stranger.sendall(greeting)
             assert is_refused(stranger), greeting[:20]
     assert works(exchange, trust)
 
