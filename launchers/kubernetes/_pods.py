@@ -290,8 +290,9 @@ def pod_template(
     """Returns the template of pods, as the API takes it.
 
     `script` is the file, below `MOUNTS`, that the container of this name runs. `env` and `volumes`
-    are the launcher's own, by name. If a pod `moves`, a new one replaces it when its machine is lost. It raises ValueError, with all
-    mistakes, if the patch does not fit, or removes what the launcher needs.
+    are the launcher's own, by name. If a pod `moves`, a new one replaces it when its machine is
+    lost. It raises ValueError, with all mistakes, if the patch does not fit, or removes what the
+    launcher needs.
     """
     given = {name: Volume.of(each) for name, each in options.volumes.items()}
     at = {volume.mount.rstrip("/") for volume in given.values()}

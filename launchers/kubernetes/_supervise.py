@@ -93,7 +93,7 @@ class _Supervision:
         self._records = records
         self._fleet: PodFleet | None = None
 
-    def launch(self, plan: LaunchPlan, shipment: Shipment) -> SupervisedProgram:
+    def launch(self, plan: LaunchPlan, shipment: Shipment) -> RunningProgram:
         order = self._order
         tls = read_trust(_TRUST)
         deployment = Deployment(
@@ -110,9 +110,7 @@ class _Supervision:
         )
         # Pods of an earlier supervisor may take so long to come back.
         limit_s = order.schedule_s + (LONGEST_BACKOFF_S if order.begins_anew else 0.0)
-        program = deploy(deployment, limit_s, self._make_fleet)
-        assert isinstance(program, SupervisedProgram)
-        return program
+        return deploy(deployment, limit_s, self._make_fleet)
 
     def _in_pods(self, plan: LaunchPlan) -> LaunchPlan:
         """Returns the plan without cores and devices, which Kubernetes gives to each node's pod."""
