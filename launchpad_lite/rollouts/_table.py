@@ -94,11 +94,16 @@ class SumTree:
 
     def set(self, places: Ints, weights: Floats | float) -> None:
         """Sets the weights of places; of a place that is named twice, the last one counts."""
-        nodes = places + self._first
-        self._sums[nodes] = weights
+        sums, nodes = self._sums, places + self._first
+        sums[nodes] = weights
+        if len(nodes) == 1:  # a tenth of the time
+            node = int(nodes[0])
+            while node := node >> 1:
+                sums[node] = sums[2 * node] + sums[2 * node + 1]
+            return
         for _ in range(self._depth):
             nodes >>= 1
-            self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
+            sums[nodes] = sums[2 * nodes] + sums[2 * nodes + 1]
 
     def get(self, places: Ints) -> Floats:
         return self._sums[places + self._first]
