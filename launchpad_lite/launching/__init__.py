@@ -112,7 +112,8 @@ class LaunchOptions:
     log_limit_mib: float = 100.0
 
     def __post_init__(self) -> None:
-        check_quantity("log_limit_mib", self.log_limit_mib, positive=True, infinite=True)
+        limit = check_quantity("log_limit_mib", self.log_limit_mib, positive=True, infinite=True)
+        object.__setattr__(self, "log_limit_mib", limit)
 
     @property
     def log_limit_bytes(self) -> float:

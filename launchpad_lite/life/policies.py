@@ -61,10 +61,10 @@ class RestartPolicy:
             raise ValueError(f"a restart policy is one of {known}, not {self.when!r}") from None
         object.__setattr__(self, "when", when)
         check_number("max_restarts", self.max_restarts, 0)
-        check_quantity("window_s", self.window_s, positive=True, infinite=True)
-        check_quantity("backoff_s", self.backoff_s)
-        check_quantity("max_backoff_s", self.max_backoff_s)
-        check_quantity("jitter", self.jitter)
+        window_s = check_quantity("window_s", self.window_s, positive=True, infinite=True)
+        object.__setattr__(self, "window_s", window_s)
+        for name in ("backoff_s", "max_backoff_s", "jitter"):
+            object.__setattr__(self, name, check_quantity(name, getattr(self, name)))
         if self.jitter > 1:
             raise ValueError(f"jitter is a part of the delay, 0 to 1, not {self.jitter}")
         if not isinstance(self.moves, bool):
@@ -119,7 +119,7 @@ class Liveness:
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
             if value is not None:
-                check_quantity(name, value, positive=True)
+                object.__setattr__(self, name, check_quantity(name, value, positive=True))
 
     @property
     def heartbeat_report_s(self) -> float | None:

@@ -1,7 +1,6 @@
 """Settings as users write them: an object, or a dict of its fields; numbers."""
 
 import math
-import sys
 from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import TypeVar
@@ -52,15 +51,21 @@ def check_number(name: str, number: object, lowest: int) -> None:
 
 def check_quantity(
     name: str, value: object, *, positive: bool = False, infinite: bool = False
-) -> None:
-    """Refuses what is no number (TypeError), or is below 0, 0 if `positive`, or not finite (ValueError)."""
-    if isinstance(value, bool) or not isinstance(value, Real):
+) -> float:
+    """Refuses what is no number (TypeError), or is below 0, 0 if `positive`, or not finite (ValueError).
+
+    Returns it as a number of Python: the standard library does not wait for the seconds of numpy.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | Real):
         raise TypeError(f"{name} is a number, not {value!r}")
-    too_small = value <= 0 if positive else value < 0
-    # Whole numbers may overflow a float, without being infinite; nothing holds for NaN.
-    too_large = not value <= sys.float_info.max and not (infinite and value == math.inf)
-    if too_small or too_large:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.nan
+    too_small = number <= 0 if positive else number < 0
+    if too_small or math.isnan(number) or (math.isinf(number) and not infinite):
         least = "above 0" if positive else "at least 0"
         raise ValueError(
             f"{name} cannot be {value}: it is {least}{'' if infinite else ' and finite'}"
         )
+    return value if isinstance(value, int) else number

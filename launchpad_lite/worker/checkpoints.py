@@ -97,7 +97,8 @@ class Checkpoints:
             raise ValueError("folder cannot be empty; '.' is the current one")
         object.__setattr__(self, "folder", Path(os.fspath(folder)).absolute())
         if self.period_s is not None:
-            check_quantity("period_s", self.period_s, positive=True)
+            period_s = check_quantity("period_s", self.period_s, positive=True)
+            object.__setattr__(self, "period_s", period_s)
         check_number("keep", self.keep, 1)
 
 

@@ -1,13 +1,16 @@
 """What users may ask for about the life of a node, and what they are told if it cannot be."""
 
+import json
 import math
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from launchpad_lite.launching import Liveness, RestartPolicy, RestartWhen
+import launchpad_lite as lp
+from launchpad_lite.launching import LaunchOptions, Liveness, RestartPolicy, RestartWhen
 
 NEVER = RestartPolicy("never")
 
@@ -171,3 +174,27 @@ def test_a_heartbeat_may_be_as_late_as_its_report() -> None:
 def test_limits_tell_what_they_are() -> None:
     assert str(Liveness()) == ""
     assert str(Liveness(health_s=5, startup_s=60)) == "health_s=5, startup_s=60"
+
+
+# Numbers of numpy
+
+NUMBERS = [np.float16, np.float32, np.float64]
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+@pytest.mark.filterwarnings("error")
+def test_limits_are_numbers_of_numpy_too_if_they_are_finite(kind: type[Any]) -> None:
+    assert str(Liveness(health_s=kind(2))) == "health_s=2"
+    seconds = RestartPolicy(backoff_s=kind(2)).backoff_s, lp.Checkpoints(".", kind(2)).period_s
+    # A lock or a queue does not wait for seconds of another type.
+    assert {type(each) for each in (*seconds, Liveness(health_s=kind(2)).health_s)} == {float}
+    for value in ("inf", "nan"):
+        with pytest.raises(ValueError, match=f"health_s cannot be {value}"):
+            Liveness(health_s=kind(value))
+        with pytest.raises(ValueError, match=f"cpu cannot be {value}"):
+            lp.Resources(cpu=kind(value))
+
+
+@pytest.mark.parametrize("kind", [*NUMBERS, np.int64])
+def test_the_limit_of_logs_is_told_to_the_agent_as_a_plain_number(kind: type[Any]) -> None:
+    assert json.dumps(LaunchOptions(log_limit_mib=kind(3)).log_limit_bytes) == "3145728.0"
