@@ -119,21 +119,24 @@ class NodeState:
     def kept(self, instance: object) -> Iterator[None]:
         """Restores a new object, saves it on a period, and when the block leaves its state whole."""
         self._restore(instance)
-        saver, is_whole = None, True
+        saver = None
         period_s = None if self._checkpoints is None else self._checkpoints.period_s
         if self._write is not None and period_s is not None:
             saver = start_thread(self._save_on_period, period_s, name="launchpad-checkpoints")
         try:
-            yield
+            try:
+                yield
+            finally:
+                self._node_ended.set()
+                if saver is not None:
+                    saver.join()
         except BaseException as error:
-            is_whole = self._leaves_well(error)
-            raise
-        finally:
-            self._node_ended.set()
-            if saver is not None:
-                saver.join()
-            if is_whole:
+            # Now: while the last save ended, the node may have been asked to end.
+            if self._leaves_well(error):
                 self.save()
+            raise
+        else:
+            self.save()
 
     def _save_on_period(self, period_s: float) -> None:
         while not self._node_ended.wait(period_s):
