@@ -307,7 +307,10 @@ class _LaunchSignals:
     """SIGINT, SIGTERM and SIGHUP stop what runs. Handlers are set in the main thread only."""
 
     def __init__(self) -> None:
-        self._watched: weakref.WeakSet[RunningProgram] = weakref.WeakSet()
+        #: By id: those of launchers of others need not be hashable.
+        self._watched: weakref.WeakValueDictionary[int, RunningProgram] = (
+            weakref.WeakValueDictionary()
+        )
         #: Programs that other shells can find, as numbers; signals that end the process without them.
         self._listed: set[int] = set()
         self._late: set[int] = set()
@@ -321,7 +324,7 @@ class _LaunchSignals:
         SIGNAL_WAKER.install()
         if threading.current_thread() is not threading.main_thread() or is_interactive():
             return
-        self._watched.add(running)
+        self._watched[id(running)] = running
         self._listed.add(id(running))
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             current = signal.getsignal(signum)
@@ -364,7 +367,9 @@ class _LaunchSignals:
 
     def stop(self, signum: int) -> bool:
         """Makes a signal stop running programs; returns whether there are any."""
-        alive = [program for program in self._watched if program.result is None]
+        # A list of references: any thread may forget a program now.
+        watched = (ref() for ref in self._watched.valuerefs())
+        alive = [each for each in watched if each is not None and each.result is None]
         for program in alive:
             program.handle_signal(signum)
         return bool(alive)

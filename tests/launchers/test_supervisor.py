@@ -1,7 +1,10 @@
 """The supervisor on hosts that only write down what it tells them, or of which one part is broken."""
 
+import gc
+import signal
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -9,8 +12,8 @@ import launchpad_lite as lp
 from courier import Secret
 from launchers.host.usage import Usage
 from launchers.supervision.supervised_program import SupervisedProgram
-from launchpad_lite.launching import AddressTable, LaunchOptions
-from launchpad_lite.launching.launch import SIGNALS
+from launchpad_lite.launching import AddressTable, LaunchOptions, RunningProgram
+from launchpad_lite.launching.launch import SIGNALS, _LaunchSignals
 from launchpad_lite.life.events import (
     Constructed,
     DumpStacks,
@@ -199,3 +202,33 @@ def test_an_interrupt_before_anybody_watches_for_it_ends_all(
     with pytest.raises(KeyboardInterrupt):
         lp.launch(program, "local_mt", notice_s=60)
     assert launched[0].join(60)
+
+
+class _Unhashable:
+    """Stands for a running program of another launcher, as a dataclass is."""
+
+    __hash__ = None  # type: ignore[assignment]
+    result = None
+
+    def __init__(self) -> None:
+        self.signals: list[int] = []
+
+    def handle_signal(self, signum: int) -> None:
+        self.signals.append(signum)
+
+
+def test_programs_that_cannot_be_hashed_are_stopped_by_signals_in_the_order_of_their_launch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: signal.SIG_DFL)
+    signals, programs = _LaunchSignals(), [_Unhashable() for _ in range(3)]
+    for each in programs:
+        signals.watch(cast("RunningProgram", each))
+    del programs[1]
+    gc.collect()
+    assert signals.stop(signal.SIGTERM)
+    assert [each.signals for each in programs] == [[signal.SIGTERM]] * 2
+    programs.clear()
+    del each
+    gc.collect()
+    assert not signals.stop(signal.SIGTERM)
