@@ -21,6 +21,7 @@ _uncollected: "list[RunningProgram]" = []
 # Cleared in a forked child, which has launched none of them.
 os.register_at_fork(after_in_child=_uncollected.clear)
 _excepthooks: list[Callable[..., object]] = []
+_telling: list[BaseException] = []  # an entry for each of our hooks that runs now
 _script_failed = threading.Event()  # set when the script ends with an error
 _left_behind: list[threading.Thread] = []  # threads of nodes that did not end with their program
 _asked_code = [0]  # the last argument of `sys.exit`, since a thread was left behind
@@ -32,14 +33,15 @@ def report_at_exit(running: "RunningProgram") -> None:
     """Makes the interpreter exit with the program's code, unless the script waits for it before."""
     _uncollected[:] = [program for program in _uncollected if not program.collected]
     _uncollected.append(running)
-    if not _excepthooks:  # the first launch; a later hook of others may call ours
-        _excepthooks.append(sys.excepthook)
-        sys.excepthook = _tell_of_error
+    if not _excepthooks:  # the first launch
         # The last registered function is called first, and then no more can be registered: without
         # this import, nodes as threads could use no executor while the script waits for them.
         import concurrent.futures.thread  # noqa: F401
 
         threading._register_atexit(_wait_at_exit)  # type: ignore[attr-defined]
+    if sys.excepthook is not _tell_of_error:  # one of others may have taken its place since
+        _excepthooks.append(sys.excepthook)
+        sys.excepthook = _tell_of_error
     if sys.version_info[:2] == (3, 12):
         _wait_when_the_script_ends()
 
@@ -68,10 +70,17 @@ def _tell_of_error(kind: type[BaseException], error: BaseException, tb: Any) -> 
     _script_failed.set()
     # The error may come from a node. Other hooks may want it unchanged.
     text = "".join(traceback.format_exception(kind, error, tb))
-    if _excepthooks[-1] is sys.__excepthook__ and (safe := shown(text)) != text:
-        print(safe, file=sys.stderr, end="")  # noqa: T201 - as the hook does
-    else:
-        _excepthooks[-1](kind, error, tb)
+    _telling.append(error)
+    try:
+        hook = _excepthooks[-len(_telling)]  # one of others may call ours, which stood before it
+        if hook is sys.__excepthook__ and (safe := shown(text)) != text:
+            print(safe, file=sys.stderr, end="")  # noqa: T201 - as the hook does
+        else:
+            hook(kind, error, tb)
+    finally:
+        _telling.pop()
+    if _telling:
+        return
     names = [repr(each.plan.program) for each in _uncollected if each.result is None]
     if names and isinstance(error, Exception) and not is_interactive():
         text = f"launchpad: the script failed; waiting for {', '.join(names)}. Ctrl-C stops it"

@@ -610,6 +610,39 @@ def test_hooks_of_others_between_two_launches_show_an_error_once(run_script: Any
     assert done.returncode == 1
 
 
+_OTHER_HOOK_BETWEEN_LAUNCHES = """
+import sys
+import launchpad_lite as lp
+
+def launch(seconds):
+    program = lp.Program("goes_on")
+    program.add_node(lp.PyNode(lp.wait_for_stop, seconds), label="work")
+    return lp.launch(program, "local_mt")
+
+if __name__ == "__main__":
+    launch(0.0).wait()
+    before = sys.excepthook
+    if CALLS:
+        sys.excepthook = lambda *error: before(*error)
+    else:
+        sys.excepthook = lambda *error: print("other hook", file=sys.stderr)
+    launch(1.0)
+    raise KeyError("of the script")
+"""
+
+
+@pytest.mark.parametrize(
+    ("calls", "shown"), [(True, "KeyError: 'of the script'"), (False, "other hook")]
+)
+def test_hooks_of_others_between_two_launches_hide_no_wait(
+    run_script: Any, calls: bool, shown: str
+) -> None:
+    done = run_script(_OTHER_HOOK_BETWEEN_LAUNCHES.replace("CALLS", str(calls)))
+    _, told = done.stderr.split(f"{shown}\n")
+    assert told == "launchpad: the script failed; waiting for 'goes_on'. Ctrl-C stops it\n"
+    assert done.returncode == 1
+
+
 _BY_NAME = """
 import copy, functools, multiprocessing, pickle, sys
 import launchpad_lite as lp
