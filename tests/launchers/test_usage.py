@@ -95,6 +95,15 @@ def test_without_nvml_none_is_told_and_nobody_looks_again(
     assert meter.look(here)["node"]["gpu_memory_mib"] is None
 
 
+@pytest.mark.parametrize("error", ["NVMLError", "OSError"])
+def test_a_driver_that_fails_hides_no_other_numbers(nvml: Path, error: str) -> None:
+    failing = NVML.replace("return 3", f"raise {error}('strange driver')")
+    (nvml / "pynvml.py").write_text(failing)
+    used = UsageMeter().look({"node": os.getpid()})["node"]
+    assert used["gpu_memory_mib"] is None
+    assert used["memory_mib"]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("nvml")
 def test_gpu_memory_is_in_the_states_and_in_the_history(
