@@ -86,8 +86,8 @@ class WeightsNode:
             return sent
         if has_it:
             sent = self._difference(newer_than, self._shared)
-        sizes = (getattr(leaf, "nbytes", 0) for _, leaf in leaves(sent.value.value))
-        holder = self._holder(sent.since, at) if at and sum(sizes) >= _MIN_PASSED_BYTES else ""
+        size = sum(_size_of(leaf) for _, leaf in leaves(sent.value.value)) if at else 0
+        holder = self._holder(sent.since, at) if size >= _MIN_PASSED_BYTES else ""
         return sent._replace(value=None, holder=holder) if holder else sent
 
     def _difference(self, since: int, shared: courier.Shared[Any]) -> SentWeights:
@@ -314,6 +314,13 @@ def _host_of_caller() -> str:
     """Returns the host of the caller, as a number; empty if it shares the memory of this machine."""
     peer = courier.current_call().peer
     return lowlevel.split_address(peer)[0] if peer.rpartition(":")[2].isdigit() else ""
+
+
+def _size_of(leaf: Any) -> int:
+    try:
+        return int(getattr(leaf, "nbytes", 0))
+    except Exception:  # noqa: BLE001 - a sparse tensor
+        return 0
 
 
 def _merged(known: Any, changed: dict[int, Any]) -> Any:

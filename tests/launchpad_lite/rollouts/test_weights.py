@@ -248,3 +248,23 @@ def test_after_a_reader_that_passes_nothing_on_others_ask_the_node(
 
     hosts.run(3, 3, break_links)
     assert hosts.sent == {1: 1, 2: 3, 3: 3}
+
+
+class _Sparse:
+    """As a sparse tensor of PyTorch."""
+
+    @property
+    def nbytes(self) -> int:
+        raise RuntimeError("nbytes is not defined for sparse tensors")
+
+
+def test_another_machine_gets_leaves_without_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = Hosts(monkeypatch)
+
+    def work(weights: rollouts.WeightsClient) -> None:
+        weights.publish({"a": _Sparse()})
+        assert isinstance(weights.get().params["a"], _Sparse)
+        lp.stop()
+
+    run(work)
+    assert hosts.sent[1] == 1
