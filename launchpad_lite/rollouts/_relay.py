@@ -71,8 +71,15 @@ class WeightsRelay:
         shared = sent._replace(value=courier.Shared(sent.value))
         # Packs it now: the reader may write to its own.
         pickle.dumps(shared, 5, buffer_callback=lambda _: None)
+        self._put(shared)
+
+    def drop(self, version: int) -> None:
+        """Frees what is older than a version that this process has got and does not pass on."""
+        self._put(SentWeights(version, -1))
+
+    def _put(self, sent: SentWeights) -> None:
         with self._newer:
-            self._sent = max(self._sent, shared, key=lambda each: each.version)
+            self._sent = max(self._sent, sent, key=lambda each: each.version)
             self._newer.notify_all()
 
     def ask(self, told: SentWeights) -> SentWeights:

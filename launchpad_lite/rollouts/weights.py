@@ -242,6 +242,8 @@ class WeightsClient:
                 # Another reader on this machine serves those here.
                 if own and holder.rpartition(":")[0] != own.rpartition(":")[0]:
                     self._relay.keep(sent, time.monotonic() - began_at)
+                else:
+                    self._relay.drop(sent.version)
                 params = _merged(known, sent.value) if sent.since else sent.value
                 return VersionedWeights(params, sent.version)
             if left_s == 0:
@@ -278,7 +280,8 @@ class Weights:
 
     A reader never sees a torn or mixed version. Readers on the host of the node share its memory;
     for others, the parameters are serialised once, and pass from machine to machine. The memory of
-    a version is freed when its last reader is gone.
+    a version is freed when its last reader is gone; a reader that passes it on keeps it until it gets
+    a newer one.
 
     Example:
         weights = rollouts.Weights(refuse_nan=True).add_to(program)

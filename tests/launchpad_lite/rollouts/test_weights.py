@@ -166,9 +166,9 @@ def test_tensors_are_converted_on_the_way() -> None:
 
 
 class Hosts:
-    """Each reader on a machine of its own: loopback has many addresses."""
+    """Each reader on a machine of its own, as far as there are so many: loopback has many addresses."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, machines: int = 100) -> None:
         self.relays: dict[int, _relay.WeightsRelay] = {}
         #: Of each version, by how many readers it was got from the node.
         self.sent: collections.Counter[int] = collections.Counter()
@@ -182,7 +182,7 @@ class Hosts:
         def start_there(relay: _relay.WeightsRelay, _: str) -> str:
             replica = lp.current_node().replica
             self.relays[replica] = relay
-            return start(relay, f"127.0.0.{2 + replica}")
+            return start(relay, f"127.0.0.{2 + replica % machines}")
 
         monkeypatch.setattr(weights_module, "_host_of_caller", lambda: "127.0.0.1")
         monkeypatch.setattr(weights_module.WeightsNode, "get", courier.idempotent(get_counted))
@@ -268,3 +268,14 @@ def test_another_machine_gets_leaves_without_a_size(monkeypatch: pytest.MonkeyPa
 
     run(work)
     assert hosts.sent[1] == 1
+
+
+def test_one_reader_of_a_machine_keeps_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts, kept = Hosts(monkeypatch, machines=1), []
+
+    def look(_: int) -> None:
+        sent = [relay._sent for relay in hosts.relays.values()]
+        kept.append([each.version for each in sent if each.value is not None])
+
+    hosts.run(2, 6, look)
+    assert kept == [[], [1], [2], [3], [4], [5]]
