@@ -31,6 +31,8 @@ class WeightsRelay:
 
     def __init__(self, node: Any) -> None:
         self._secret, self._tls = lowlevel.credentials(node)
+        #: Others may come to have a port of a reader, such as readers of other weights.
+        self._method = ""
         self._seen_at = courier.with_timeout(node, SILENT_S).seen_at
         self._address: str | None = None
         self._starting = threading.Lock()
@@ -44,13 +46,14 @@ class WeightsRelay:
         """Returns where it passes on what it keeps; empty if it does not."""
         with self._starting:
             if self._address is None:
-                host = call_patiently(self._seen_at)
+                host, name = call_patiently(self._seen_at) or ("", "")
+                self._method = f"weights of {name}"
                 self._address = self._start(host) if host else ""
         return "" if time.monotonic() < self._alone_until else self._address
 
     def _start(self, host: str) -> str:
         server = courier.Server(host=host, secret=self._secret, tls=self._tls)
-        server.bind("get", courier.idempotent(self._get))
+        server.bind(self._method, courier.idempotent(self._get))
         try:
             server.start()
         except courier.AddressInUseError:  # the address is not this machine's own
@@ -93,7 +96,8 @@ class WeightsRelay:
             wait_for_ready=False,
         )
         try:
-            sent: SentWeights = client.get(told.version, told.since, limit_s)
+            get = getattr(client, self._method)
+            sent: SentWeights = get(told.version, told.since, limit_s)
         except courier.CourierError:  # whoever has that port now
             sent = SentWeights()
         finally:

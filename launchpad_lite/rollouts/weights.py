@@ -39,6 +39,7 @@ class WeightsNode:
     """Keeps the newest version. All its methods are for its event loop."""
 
     def __init__(self) -> None:
+        self._name = lp.current_node().name
         #: Beyond all versions of an earlier life of this node: readers may still have one.
         self._version = lp.restart_count() << 32
         self._shared: courier.Shared[Any] | None = None
@@ -119,9 +120,9 @@ class WeightsNode:
         return addresses[(place - 1) // 2] if place else ""
 
     @courier.idempotent
-    async def seen_at(self) -> str:
-        """Returns the host of the caller, as a number; empty if that is this machine."""
-        return _host_of_caller()
+    async def seen_at(self) -> tuple[str, str]:
+        """Returns the host of the caller, as a number; empty if that is this machine. And the name of this node."""
+        return _host_of_caller(), self._name
 
     @courier.idempotent
     async def version(self) -> int:

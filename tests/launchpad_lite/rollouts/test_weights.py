@@ -279,3 +279,30 @@ def test_one_reader_of_a_machine_keeps_one_version(monkeypatch: pytest.MonkeyPat
 
     hosts.run(2, 6, look)
     assert kept == [[], [1], [2], [3], [4], [5]]
+
+
+def test_a_port_that_now_belongs_to_others_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts, found = Hosts(monkeypatch), []
+
+    def work(some: rollouts.WeightsClient, others: rollouts.WeightsClient) -> None:
+        with courier.Server(_Getter(), secret=some._relay._secret) as server:
+            for weights, value in ((some, 1.0), (others, 2.0)):
+                weights.publish(np.full(300_000, value))
+                assert weights.get().params[0] == value
+            addresses = others._relay.address(), server.address
+            asked = [_relay.SentWeights(1, 0, None, address) for address in addresses]
+            assert others._relay.ask(asked[0]).version
+            found.extend(map(some._relay.ask, asked))
+        lp.stop()
+
+    program = lp.Program("weights")
+    both = [rollouts.Weights().add_to(program, label=label) for label in ("some", "others")]
+    program.add_node(lp.PyNode(work, *both), label="trainer")
+    lp.launch(program, "local_mt").wait()
+    assert found == [_relay.SentWeights()] * 2
+    assert hosts.sent[1] == 2
+
+
+class _Getter:
+    def get(self, *_: Any) -> Any:
+        raise KeyError
