@@ -41,6 +41,7 @@ class WeightsRelay:
         self._alone_s, self._alone_until = _ALONE_S, 0.0
         #: Seconds that another reader has to answer.
         self._limit_s = SILENT_S
+        self._ends = False
 
     def address(self) -> str:
         """Returns where it passes on what it keeps; empty if it does not."""
@@ -58,12 +59,18 @@ class WeightsRelay:
             server.start()
         except courier.AddressInUseError:  # the address is not this machine's own
             return ""
-        lp.register_stop_handler(lambda: server.stop(0.0))
+        lp.register_stop_handler(lambda: self._end(server))
         return server.address
+
+    def _end(self, server: courier.Server) -> None:
+        with self._newer:
+            self._ends, self._sent = True, SentWeights()
+            self._newer.notify_all()
+        server.stop(0.0)
 
     def _get(self, version: int, since: int, wait_s: float) -> SentWeights:
         with self._newer:
-            self._newer.wait_for(lambda: self._sent.version >= version, wait_s)
+            self._newer.wait_for(lambda: self._sent.version >= version or self._ends, wait_s)
             if self._sent.version < version:
                 return SentWeights()
             return self._sent if self._sent.since in (0, since) else SentWeights(-1)
@@ -82,8 +89,9 @@ class WeightsRelay:
 
     def _put(self, sent: SentWeights) -> None:
         with self._newer:
-            self._sent = max(self._sent, sent, key=lambda each: each.version)
-            self._newer.notify_all()
+            if not self._ends:
+                self._sent = max(self._sent, sent, key=lambda each: each.version)
+                self._newer.notify_all()
 
     def ask(self, told: SentWeights) -> SentWeights:
         """Returns a version from the reader that has it, or a newer one; none if it does not answer in time."""
@@ -95,12 +103,18 @@ class WeightsRelay:
             call_timeout_s=limit_s,
             wait_for_ready=False,
         )
+
+        def stop() -> None:
+            courier.close(client)
+
+        lp.register_stop_handler(stop)
         try:
             get = getattr(client, self._method)
             sent: SentWeights = get(told.version, told.since, limit_s)
         except courier.CourierError:  # whoever has that port now
             sent = SentWeights()
         finally:
+            lp.unregister_stop_handler(stop)
             courier.close(client)
         if not sent.version:
             self._alone_until = time.monotonic() + self._alone_s

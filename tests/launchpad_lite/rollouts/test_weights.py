@@ -2,7 +2,9 @@
 
 import collections
 import itertools
+import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -306,3 +308,31 @@ def test_a_port_that_now_belongs_to_others_has_no_version(monkeypatch: pytest.Mo
 class _Getter:
     def get(self, *_: Any) -> Any:
         raise KeyError
+
+
+def test_a_stop_ends_the_wait_for_a_reader_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accepted: list[Any] = []
+    Hosts(monkeypatch)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr(weights_module.WeightsNode, "_holder", lambda *_: address)
+
+        def publish(weights: rollouts.WeightsClient) -> None:
+            weights.publish(np.zeros(300_000))
+            accepted.append(silent.accept())
+            lp.stop()
+
+        def read(weights: rollouts.WeightsClient) -> None:
+            with pytest.raises(TimeoutError):
+                weights.get()
+
+        program = lp.Program("weights")
+        weights = rollouts.Weights().add_to(program)
+        program.add_node(lp.PyNode(publish, weights), label="trainer")
+        program.add_node(lp.PyNode(read, weights), label="reader")
+        began_at = time.monotonic()
+        assert not lp.launch(program, "local_mt").wait().killed
+        assert time.monotonic() - began_at < 5
+        accepted[0][0].close()
