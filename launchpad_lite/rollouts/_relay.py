@@ -117,6 +117,8 @@ class WeightsRelay:
             lp.unregister_stop_handler(stop)
             courier.close(client)
         if not sent.version:
-            self._alone_until = time.monotonic() + self._alone_s
-            self._alone_s *= 2
+            with self._newer:  # several threads may have asked the same
+                if time.monotonic() >= self._alone_until:
+                    self._alone_until = time.monotonic() + self._alone_s
+                    self._alone_s *= 2
         return sent

@@ -336,3 +336,19 @@ def test_a_stop_ends_the_wait_for_a_reader_that_does_not_answer(
         assert not lp.launch(program, "local_mt").wait().killed
         assert time.monotonic() - began_at < 5
         accepted[0][0].close()
+
+
+def test_threads_that_ask_a_lost_reader_at_once_count_as_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosts = Hosts(monkeypatch)
+
+    def work(weights: rollouts.WeightsClient) -> None:
+        weights.publish(np.zeros(300_000))
+        weights.get()
+        for _ in range(3):
+            assert not hosts.relays[0].ask(_relay.SentWeights(1, 0, None, "127.0.0.1:1")).version
+        lp.stop()
+
+    run(work)
+    assert hosts.relays[0]._alone_s == 2 * _relay._ALONE_S
