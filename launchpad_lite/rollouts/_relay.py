@@ -30,10 +30,10 @@ class WeightsRelay:
     """What this process has got from another machine, for other readers. Thread-safe."""
 
     def __init__(self, node: Any) -> None:
+        self._node = node
         self._secret, self._tls = lowlevel.credentials(node)
         #: Others may come to have a port of a reader, such as readers of other weights.
         self._method = ""
-        self._seen_at = courier.with_timeout(node, SILENT_S).seen_at
         self._address: str | None = None
         self._starting = threading.Lock()
         self._newer = threading.Condition()
@@ -43,11 +43,15 @@ class WeightsRelay:
         self._limit_s = SILENT_S
         self._ends = False
 
+    def __reduce__(self) -> Any:
+        return WeightsRelay, (self._node,)
+
     def address(self) -> str:
         """Returns where it passes on what it keeps; empty if it does not."""
         with self._starting:
             if self._address is None:
-                host, name = call_patiently(self._seen_at) or ("", "")
+                seen = call_patiently(courier.with_timeout(self._node, SILENT_S).seen_at)
+                host, name = seen or ("", "")
                 self._method = f"weights of {name}"
                 self._address = self._start(host) if host else ""
         return "" if time.monotonic() < self._alone_until else self._address

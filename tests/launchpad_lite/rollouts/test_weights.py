@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import pickle
 import socket
 import threading
 import time
@@ -352,3 +353,12 @@ def test_threads_that_ask_a_lost_reader_at_once_count_as_one(
 
     run(work)
     assert hosts.relays[0]._alone_s == 2 * _relay._ALONE_S
+
+
+def test_a_client_can_be_passed_to_another_node() -> None:
+    def work(weights: rollouts.WeightsClient) -> None:
+        version = weights.publish(1)
+        assert pickle.loads(pickle.dumps(weights)).get() == (1, version)
+        lp.stop()
+
+    run(work)
