@@ -88,11 +88,12 @@ def _gpu_bytes() -> Mapping[int, int] | None:
     except Exception:  # noqa: BLE001 - no package, another one of this name, or no driver
         return None
     found = collections.Counter[int]()
-    with contextlib.suppress(Exception):  # a device may fail; numbers must not end the agent
+    with contextlib.suppress(Exception):  # numbers must not end the agent
         for index in range(pynvml.nvmlDeviceGetCount()):
-            device = pynvml.nvmlDeviceGetHandleByIndex(index)
-            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(device):
-                found[process.pid] += process.usedGpuMemory or 0  # None: not known
+            with contextlib.suppress(Exception):  # one device may fail
+                device = pynvml.nvmlDeviceGetHandleByIndex(index)
+                for process in pynvml.nvmlDeviceGetComputeRunningProcesses(device):
+                    found[process.pid] += process.usedGpuMemory or 0  # None: not known
     with contextlib.suppress(Exception):
         pynvml.nvmlShutdown()
     return found

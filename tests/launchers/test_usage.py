@@ -42,7 +42,7 @@ def test_what_children_of_a_worker_use_counts_as_its_own() -> None:
         worker.wait()
 
 
-#: In place of the package nvidia-ml-py: each process has a MiB of the first GPU, and half of that of the third.
+#: In place of the package nvidia-ml-py: each process has 1 MiB of the first GPU, half of it of the last; one fails.
 NVML = """
 import pathlib, types
 class NVMLError(Exception): pass
@@ -53,11 +53,14 @@ def nvmlInit():
 def nvmlShutdown():
     global is_up
     is_up = False
-def nvmlDeviceGetCount(): return 3
-def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetCount(): return 4
+def nvmlDeviceGetHandleByIndex(index):
+    if index == 2:
+        raise NVMLError
+    return index
 def nvmlDeviceGetComputeRunningProcesses(index):
     pids = [int(each.name) for each in pathlib.Path("/proc").iterdir() if each.name.isdecimal()]
-    held = (1 << 20, None, 1 << 19)[index]
+    held = (1 << 20, None, None, 1 << 19)[index]
     return [types.SimpleNamespace(pid=pid, usedGpuMemory=held) for pid in pids]
 """
 
@@ -97,7 +100,7 @@ def test_without_nvml_none_is_told_and_nobody_looks_again(
 
 @pytest.mark.parametrize("error", ["NVMLError", "OSError"])
 def test_a_driver_that_fails_hides_no_other_numbers(nvml: Path, error: str) -> None:
-    failing = NVML.replace("return 3", f"raise {error}('strange driver')")
+    failing = NVML.replace("return 4", f"raise {error}('strange driver')")
     (nvml / "pynvml.py").write_text(failing)
     used = UsageMeter().look({"node": os.getpid()})["node"]
     assert used["gpu_memory_mib"] is None
