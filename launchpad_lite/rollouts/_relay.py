@@ -1,5 +1,6 @@
 """Versions of weights that pass from reader to reader, so that not all machines get them from one."""
 
+import os
 import pickle
 import threading
 import time
@@ -35,6 +36,7 @@ class WeightsRelay:
         #: Others may come to have a port of a reader, such as readers of other weights.
         self._method = ""
         self._address: str | None = None
+        self._process = os.getpid()
         self._starting = threading.Lock()
         self._newer = threading.Condition()
         self._sent = SentWeights()
@@ -47,7 +49,9 @@ class WeightsRelay:
         return WeightsRelay, (self._node,)
 
     def address(self) -> str:
-        """Returns where it passes on what it keeps; empty if it does not."""
+        """Returns where it passes on what it keeps; empty if it does not, as in a forked child."""
+        if os.getpid() != self._process:
+            return ""
         with self._starting:
             if self._address is None:
                 seen = call_patiently(courier.with_timeout(self._node, SILENT_S).seen_at)

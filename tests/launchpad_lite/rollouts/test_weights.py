@@ -6,6 +6,7 @@ import pickle
 import socket
 import threading
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -359,6 +360,21 @@ def test_a_client_can_be_passed_to_another_node() -> None:
     def work(weights: rollouts.WeightsClient) -> None:
         version = weights.publish(1)
         assert pickle.loads(pickle.dumps(weights)).get() == (1, version)
+        lp.stop()
+
+    run(work)
+
+
+def test_a_forked_child_passes_nothing_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = Hosts(monkeypatch)
+
+    def work(weights: rollouts.WeightsClient) -> None:
+        weights.publish(np.zeros(300_000))
+        weights.get()
+        assert hosts.relays[0].address()
+        with monkeypatch.context() as patch:
+            patch.setattr(_relay, "os", types.SimpleNamespace(getpid=lambda: 0))
+            assert not hosts.relays[0].address()
         lp.stop()
 
     run(work)
