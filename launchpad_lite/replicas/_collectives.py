@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -51,6 +51,8 @@ class Collectives:
         self._background: ThreadPoolExecutor | None = None
         #: The last call in the background.
         self._last: Future[None] | None = None
+        #: The last call for which `result_of` waits.
+        self._awaited: Any = None
         #: Has the error of `abort`.
         self._aborted: Future[Any] = Future()
 
@@ -133,17 +135,27 @@ class Collectives:
     def abort(self, error: Exception) -> None:
         if not self._aborted.done():
             self._aborted.set_exception(error)
+        if self._awaited is not None:
+            self._awaited.cancel()
         self._carrier.abort(error)
 
     def result_of(self, call: Any) -> Any:
         """Returns the answer of another replica to a call, a future; `abort` ends the wait."""
-        wait([call, self._aborted], return_when=FIRST_COMPLETED)
-        if call.done() and isinstance(call.exception(), courier.ServerLostError):
+        self._awaited = call
+        if self._aborted.done():
+            call.cancel()
+            return self._aborted.result()
+        try:
+            # Not `wait`, in which a thread of courier would read the answer, some ms later.
+            return call.result()
+        except CancelledError:
+            if not self._aborted.done():
+                raise
+        except courier.ServerLostError:
             # That replica is lost, and this generation ends soon; or its answer needs one that is.
             wait([self._aborted], NEWS_S)
-        if not self._aborted.done():
-            return call.result()
-        call.cancel()
+            if not self._aborted.done():
+                raise
         return self._aborted.result()
 
     def close(self) -> None:

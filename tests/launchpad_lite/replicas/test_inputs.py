@@ -79,3 +79,24 @@ def test_a_replica_that_waits_for_the_input_of_a_lost_one_learns_of_the_loss() -
     with pytest.raises(ReplicaLostError, match="was lost"):
         collectives.result_of(answer)
     timer.join()
+
+
+def test_a_replica_that_waits_for_input_reads_the_answer_itself() -> None:
+    class Call(Future[str]):
+        def result(self, timeout: float | None = None) -> str:
+            if not self.done():
+                self.set_result("batch")
+            return super().result(timeout)
+
+    assert Collectives(Carrier()).result_of(Call()) == "batch"
+
+
+def test_an_abort_ends_the_wait_for_input() -> None:
+    collectives, calls = Collectives(Carrier()), [Future[Any](), Future[Any]()]
+    timer = threading.Timer(0.05, collectives.abort, [ReplicaLostError("replica[0] was lost")])
+    timer.start()
+    for call in calls:
+        with pytest.raises(ReplicaLostError, match="was lost"):
+            collectives.result_of(call)
+        assert call.cancelled()
+    timer.join()
