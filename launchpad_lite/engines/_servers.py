@@ -166,10 +166,11 @@ class _Held:
 
     def sent(self) -> Any:
         """Returns what a reader gets: not shared at first, because most values have one reader."""
-        if self._was_read and getattr(self._sent, "nbytes", 0) >= _LARGE_BYTES:
-            self._sent = courier.Shared(self._sent)  # which has no nbytes
+        sent = self._sent  # read once: several threads may be here
+        if self._was_read and getattr(sent, "nbytes", 0) >= _LARGE_BYTES:
+            sent = self._sent = courier.Shared(sent)  # which has no nbytes
         self._was_read = True
-        return self._sent
+        return sent
 
 
 class KeyServer:

@@ -27,6 +27,7 @@ from launchpad_lite.engines._servers import (
     KeyServer,
     UnknownMemberError,
     WorkerIdentity,
+    _Held,
 )
 from launchpad_lite.engines._user_code import run_user_code
 from launchpad_lite.engines._values import added, hash_of
@@ -789,3 +790,20 @@ def test_a_worker_that_hangs_does_not_keep_the_values_from_being_saved(tmp_path:
     poll_until(lambda: client.progress().waiting == 1)
     running.stop()
     assert list((tmp_path / "state").rglob("values.pickle"))
+
+
+def test_a_value_that_is_shared_by_two_readers_at_the_same_time_is_wrapped_once() -> None:
+    class Large:
+        held: _Held
+
+        @property
+        def nbytes(self) -> int:
+            if not hasattr(self, "_was_asked"):
+                self._was_asked = True
+                self.held.sent()  # as another thread would, meanwhile
+            return 1 << 24
+
+    value = Large()
+    value.held = _Held(value, value, 0)
+    assert value.held.sent() is value
+    assert value.held.sent().value is value
