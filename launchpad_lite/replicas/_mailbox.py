@@ -119,7 +119,9 @@ class Mailbox:
 
     def __courier_waits__(self, method: str) -> list[tuple[str, str]]:
         meetings = tuple(self._box._meetings.values()) if method == "replica_meet" else ()
-        calls = [sorted(each.items) for each in meetings for _ in each.items]
+        # Copies: more may come meanwhile.
+        there = [sorted(each.items) for each in meetings]
+        calls = [each for each in there for _ in each]
         return [("", f"of the replicas in this step, only {each} are there") for each in calls]
 
     def replica_put(self, generation: int, key: Any, item: Any) -> None:

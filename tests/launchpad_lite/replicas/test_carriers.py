@@ -14,6 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 from courier.lowlevel import ByteStream
 from launchpad_lite.replicas._carrier import Carrier, CollectiveCall
+from launchpad_lite.replicas._mailbox import Box, Mailbox
 from launchpad_lite.replicas._operations import ArrayOperation
 from launchpad_lite.replicas.errors import CollectiveMismatchError, ReplicaLostError
 from tests.launchpad_lite.replicas.carriers import (
@@ -454,3 +455,19 @@ def test_on_hosts_with_cores_another_thread_sends(monkeypatch: pytest.MonkeyPatc
     assert names == {"courier-sender"}
     for result in results:
         assert (result == np.sum(arrays, axis=0)).all()
+
+
+def test_who_waits_in_a_meeting_is_told_while_more_come() -> None:
+    box, others = Box(), iter(range(2, 10))
+
+    class Rank(int):
+        def __lt__(self, other: int) -> bool:  # called while those that are there are sorted
+            box.meet(0, 1, next(others), None, None)
+            return int(self) < int(other)
+
+    for rank in (1, 0):
+        box.meet(0, 1, Rank(rank), None, None)
+    assert (
+        Mailbox(box).__courier_waits__("replica_meet")
+        == [("", "of the replicas in this step, only [0, 1] are there")] * 2
+    )
