@@ -510,6 +510,9 @@ class Queue:
                 self._add(task, now)
             elif known.helps:
                 known.errors = task.errors
+                if known.outcome is not None:  # it counts the runs here
+                    attempts = known.outcome.attempts + len(task.errors)
+                    known.outcome = known.outcome._replace(attempts=attempts)
                 self._own(known, task.owner, task.submission, now)
             if outcome is not None and known.outcome is None:
                 self._settle(known, outcome)

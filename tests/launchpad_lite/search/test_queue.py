@@ -860,6 +860,19 @@ def test_nobody_helps_a_helper() -> None:
     assert queue.waiting("broker") == []
 
 
+def test_an_outcome_from_a_helper_counts_the_runs_at_the_lost_broker() -> None:
+    lost, queue = make_queue(), make_queue()
+    ask(lost, "1", retries=2)
+    (first,) = take(lost)
+    lost.finish(done(first)._replace(state=TaskState.FAILED))
+    queue.adopt("broker", take(lost, HELPER))
+    (again,) = take(queue)
+    queue.finish(done(again))
+    queue.inherit(lost.take_changes().new, 1.0)
+    (outcome,) = queue.collect(MODEL, "")[0]
+    assert (outcome.state, outcome.attempts) == (TaskState.DONE, 2)
+
+
 def test_learning_curves_go_to_the_model_and_the_oldest_points_are_dropped() -> None:
     queue = make_queue()
     ask(queue, "1")
