@@ -222,12 +222,13 @@ class Driver(Backend):
     ) -> tuple[PartitionStep, _WorkerPlace] | None:
         """Takes a task out of those that wait, with its worker; None while all have enough to do."""
         running = collections.Counter(place for _, place, _ in calls.values())
-        # A task that has lost its worker runs alone, because the task beside it may be the cause.
-        reserved = {place for step, place, _ in calls.values() if self._was_lost(step)}
+        # A task that has lost its worker runs alone, because the task beside it may be the cause. Most
+        # jobs lose none, and the hashes of all steps take longer than the rest.
+        lost = [place for step, place, _ in calls.values() if self._losses and self._was_lost(step)]
         free = [
             place
             for place in self._places
-            if place.returns is None and running[place] < _AT_A_TIME and place not in reserved
+            if place.returns is None and running[place] < _AT_A_TIME and place not in lost
         ]
         for index, step in enumerate(waiting if free else ()):
             # A cached partition is nowhere else.
