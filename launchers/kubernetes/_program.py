@@ -118,6 +118,8 @@ class KubernetesProgram(ProgramElsewhere):
         self._has_status = threading.Event()
         #: The newest answer to where threads are.
         self._answered: AnswerRecord | None = None
+        #: Whether it has removed what is left, or tried to.
+        self._has_removed = False
         #: Whether objects without an owner were seen, which this launcher did not create.
         self._has_orphans = False
         #: Kinds of objects that we may not see, or not delete.
@@ -208,6 +210,15 @@ class KubernetesProgram(ProgramElsewhere):
         except ApiError as error:
             result = self._state.failed(str(error))
         return self._conclude(result)
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        if not super().join(timeout_s):
+            return False
+        if self._was_asked and not self._has_removed and self._result is not None:
+            # Its thread had seen the end already when it was asked.
+            self._result = self._conclude(self._result)
+            self._api.close()
+        return True
 
     def _broken(self, error: BaseException) -> ProgramResult:
         text = f"{type(error).__name__}: {error}"
@@ -310,12 +321,12 @@ class KubernetesProgram(ProgramElsewhere):
         if state.stop is None and not fails_launch:
             if state.sight.stopped_by is not None or result.outcome is Outcome.INTERRUPTED:
                 self._tell(f"the program was ended: {result.reason}")
-        if self._is_launch or state.stop is not None:
+        if self._is_launch or self._was_asked:
             why = self._why(result)
             how = why if fails_launch else f"the program has ended: {why}"
             if left := self._remove_all(how.partition("\n")[0]) + self._take_back():
                 result = dataclasses.replace(result, reason=f"{result.reason or why}{left}")
-                if not fails_launch or state.stop is not None:
+                if not fails_launch or self._was_asked:
                     # A user who interrupts a launch does not see the text of its error.
                     self._tell(f"the program has ended{left}")
         if result.outcome is Outcome.FAILED and self._is_launch and state.is_up:
@@ -338,7 +349,7 @@ class KubernetesProgram(ProgramElsewhere):
 
     def _remove_all(self, how: str) -> str:
         """Deletes all objects and waits until they are gone; returns what remains, for people."""
-        state = self._state
+        state, self._has_removed = self._state, True
         tell_at = time.monotonic() + self._timing.tell_s
         limit = time.monotonic() + self._timing.gone_s
         if not state.is_in_hurry:

@@ -126,7 +126,6 @@ def ask(
 ) -> None:
     """Runs a command for a running program, of which `inspector` tells; `words` name nodes."""
     if command == "stop" and not words:
-        # First: after a query of a run that has ended, it cannot be removed any more.
         print(shown(inspector.stop()))  # noqa: T201
         return
     title, known = inspector.status()

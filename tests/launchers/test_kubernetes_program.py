@@ -427,6 +427,16 @@ def test_what_has_no_owner_is_deleted_by_itself(lab: Lab, told: Told) -> None:
     assert lab.cluster.left() == []
 
 
+def test_a_run_that_was_seen_to_have_ended_is_still_removed(lab: Lab) -> None:
+    lab.cluster.run()
+    lab.cluster.end(COMPLETED)
+    other = lab.attach()
+    assert other.join(20)
+    assert lab.cluster.left() != []
+    assert other.stop(20) == COMPLETED
+    assert lab.cluster.left() == []
+
+
 def test_what_has_no_owner_and_may_not_be_listed_is_said_to_remain(lab: Lab) -> None:
     for each in lab.cluster.objects.values():
         each["metadata"].pop("ownerReferences", None)
