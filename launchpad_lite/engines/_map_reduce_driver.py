@@ -53,13 +53,19 @@ class _WorkerPlace:
     #: The broadcasts that it has, in this life.
     prepared: set[str] = field(default_factory=set)
     received: set[str] = field(default_factory=set)
+    running: int = 0
+    #: Whether it gets no other task, so that this one is known to be the cause of a loss.
+    is_reserved: bool = False
     #: The call that ends when the worker is back; None while it is there.
     returns: "concurrent.futures.Future[None] | None" = None
 
-
-#: Calls of a stage: each with its task, its worker, and the life that was asked. The answer is of that
-#: life, also if the worker has another one by now.
-_Calls = dict["concurrent.futures.Future[Any]", tuple[PartitionStep, _WorkerPlace, str]]
+    def leave(self) -> None:
+        """Has the worker drop what it keeps for us."""
+        if self.stream is not None:
+            self.stream.close()
+        self.stream = None
+        self.prepared.clear()
+        self.received.clear()
 
 
 class Driver(Backend):
@@ -113,7 +119,8 @@ class Driver(Backend):
 
     def close(self) -> None:
         for place in self._places:
-            self._leave(place)
+            self._lose_life(place.life)
+            place.leave()
         if self._end_workers is not None:
             self._end_workers()  # at last, since they wait for drivers that stay
 
@@ -144,12 +151,13 @@ class Driver(Backend):
         """Computes partitions; returns early when an input was lost, with what there is."""
         stage = steps[0].stage
         waiting = collections.deque(steps)
-        calls: _Calls = {}
+        # With the life that was asked: an answer is of that, also if the place has another one by now.
+        calls: dict[concurrent.futures.Future[Any], tuple[PartitionStep, _WorkerPlace, str]] = {}
         is_incomplete = False
         shown_at = time.monotonic()
         try:
             while calls or (waiting and not is_incomplete):
-                while not is_incomplete and (chosen := self._choose(job, waiting, calls)):
+                while not is_incomplete and (chosen := self._choose(job, waiting)):
                     each, place = chosen
                     try:
                         calls[self._begin(job, each, place)] = each, place, place.life
@@ -157,7 +165,7 @@ class Driver(Backend):
                         self._lose(place)
                         is_incomplete = True
                     except NotPreparedError:
-                        self._leave(place)
+                        place.leave()
                         waiting.appendleft(each)
                 returns = [place.returns for place in self._places if place.returns is not None]
                 done, _ = concurrent.futures.wait(
@@ -169,6 +177,8 @@ class Driver(Backend):
                         continue
                     each, place, life = calls.pop(call)
                     is_over = life != place.life
+                    place.running -= 1
+                    place.is_reserved = False
                     try:
                         results[each.source] = call.result()
                         if not is_over:
@@ -184,7 +194,7 @@ class Driver(Backend):
                         is_incomplete = True
                     except NotPreparedError:
                         if not is_over:
-                            self._leave(place)
+                            place.leave()
                         waiting.append(each)
                     except courier.SerializationError as error:
                         raise TaskError(
@@ -202,9 +212,11 @@ class Driver(Backend):
             self._abandon(job.name, {place for _, place, _ in calls.values()})
             raise
         finally:
-            for call in calls:
+            for call, (_, place, _) in calls.items():
                 call.cancel()
                 call.add_done_callback(_ignore)
+                place.running -= 1
+                place.is_reserved = False
 
     def _abandon(self, job: str, places: Iterable[_WorkerPlace]) -> None:
         """Ends the workers that compute for a job, because other jobs would wait for them."""
@@ -218,22 +230,20 @@ class Driver(Backend):
                 self._lose(place)
 
     def _choose(
-        self, job: Job, waiting: "collections.deque[PartitionStep]", calls: _Calls
+        self, job: Job, waiting: "collections.deque[PartitionStep]"
     ) -> tuple[PartitionStep, _WorkerPlace] | None:
         """Takes a task out of those that wait, with its worker; None while all have enough to do."""
-        running = collections.Counter(place for _, place, _ in calls.values())
-        # A task that has lost its worker runs alone, because the task beside it may be the cause. Most
-        # jobs lose none, and the hashes of all steps take longer than the rest.
-        lost = [place for step, place, _ in calls.values() if self._losses and self._was_lost(step)]
         free = [
             place
             for place in self._places
-            if place.returns is None and running[place] < _AT_A_TIME and place not in lost
+            if place.returns is None and place.running < _AT_A_TIME and not place.is_reserved
         ]
         for index, step in enumerate(waiting if free else ()):
             # A cached partition is nowhere else.
-            place = self._place_of(job, step) or min(free, key=lambda place: running[place])
-            if place in free and not (self._was_lost(step) and running[place]):
+            place = self._place_of(job, step) or min(free, key=lambda place: place.running)
+            # A task that has lost its worker runs alone, because the task beside it may be the
+            # cause.
+            if place in free and not (self._was_lost(step) and place.running):
                 del waiting[index]
                 return step, place
         return None
@@ -264,10 +274,13 @@ class Driver(Backend):
         call: concurrent.futures.Future[Any] = place.client.futures.compute(
             place.life, StepRequest(job.name, step, items, outputs)
         )
+        place.running += 1
+        place.is_reserved = self._was_lost(step)
         return call
 
     def _prepare(self, job: Job, place: _WorkerPlace) -> None:
-        if place.stream is None:
+        if place.stream is None:  # or it was started again between two calls
+            self._lose_life(place.life)
             stream = iter(place.client.stay())
             place.life, place.stream = next(stream), stream
         for sent, broadcast in job.broadcasts.items():
@@ -302,17 +315,9 @@ class Driver(Backend):
             "what ends them, or that of another partition that it had to compute"
         )
 
-    def _leave(self, place: _WorkerPlace) -> None:
-        """Has a worker drop what it keeps for us, if it still has that."""
-        self._lose_life(place.life)
-        if place.stream is not None:
-            place.stream.close()
-        place.stream = None
-        place.prepared.clear()
-        place.received.clear()
-
     def _lose(self, place: _WorkerPlace) -> None:
-        self._leave(place)
+        self._lose_life(place.life)
+        place.leave()
         if place.returns is None:
             place.returns = place.client.futures.hello()
             place.returns.add_done_callback(_ignore)
