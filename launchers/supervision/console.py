@@ -110,8 +110,11 @@ class Writer:
 
     def redraw(self) -> None:
         """Requests a drawing of the unfinished lines; many requests are one drawing."""
-        self.note_stale()
-        self.put(b"", 0, must=True)
+        with self._changed:
+            self.note_stale()
+            is_alone = not self._start()
+        if is_alone:
+            self._work(0)
 
     def note_stale(self) -> None:
         """Requests a drawing from a function that the writing thread calls: that thread runs already."""
