@@ -287,7 +287,8 @@ class SupervisedProgram(WatchedProgram):
     def _idle_nodes(self) -> tuple[frozenset[str], bool]:
         usage = self._host.usage()
         busy = {node for node, each in usage.items() if (each["cpu"] or 0.0) >= _IDLE_CPU}
-        up = frozenset(node for node, state in self._states.items() if state in _UP)
+        # Only nodes that have a process: a program whose processes are still being made is left alone.
+        up = frozenset(node for node in self._host.pids() if self._states[node] in _UP)
         return up - busy, busy.isdisjoint(up)
 
     # Its thread

@@ -4,7 +4,7 @@ import gc
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -28,6 +28,7 @@ from launchpad_lite.life.events import (
     Start,
     Terminate,
 )
+from launchpad_lite.life.timing import DEFAULT, Timing
 from launchpad_lite.testing import poll_until
 
 
@@ -48,6 +49,9 @@ class FakeHosts:
         """`broken`: which method raises, or that `kill` is what ends a node."""
         self.told: list[str] = []
         self.program: SupervisedProgram | None = None
+        self.nodes: tuple[str, ...] = ()  # that have a process
+        self.looks = 0  # at the processes
+        self.asked: list[str] = []
         self._broken = broken
 
     def post(self, event: Event) -> None:
@@ -92,7 +96,8 @@ class FakeHosts:
         self._do("close")
 
     def pids(self) -> Mapping[str, int]:
-        return {}
+        self.looks += 1
+        return dict.fromkeys(self.nodes, 1)
 
     def usage(self) -> Mapping[str, Usage]:
         return {}
@@ -101,9 +106,17 @@ class FakeHosts:
         self._do("stacks")
         return {}
 
+    def ask(self, question: str, *_: object) -> Mapping[str, Any]:
+        self.asked.append(question)
+        return {}
+
 
 def _launch(
-    hosts: FakeHosts, notice_s: float = 20.0, log_dir: Path | None = None, **settings: object
+    hosts: FakeHosts,
+    notice_s: float = 20.0,
+    log_dir: Path | None = None,
+    timing: Timing = DEFAULT,
+    **settings: object,
 ) -> SupervisedProgram:
     program = lp.Program("calls")
     store = program.add_node(lp.CourierNode(Store), label="store")
@@ -111,7 +124,8 @@ def _launch(
     plan = lp.plan(program, "test_mt", **settings)
     endpoints = {address.key: "10.0.0.1:1" for address in plan.addresses}
     table = AddressTable(endpoints, Secret.generate())
-    supervised = SupervisedProgram(plan, LaunchOptions(notice_s, log_dir), table, log_dir)
+    options = LaunchOptions(notice_s, log_dir)
+    supervised = SupervisedProgram(plan, options, table, log_dir, timing=timing)
     hosts.program = supervised
     supervised.supervise(hosts)
     return supervised
@@ -123,6 +137,17 @@ def _launch_up(**settings: object) -> tuple[FakeHosts, SupervisedProgram]:
     poll_until(lambda: len(hosts.told) == 2)
     del hosts.told[:]
     return hosts, program
+
+
+def test_nodes_are_asked_whom_they_wait_for_only_once_they_have_a_process() -> None:
+    hosts = FakeHosts()
+    program = _launch(hosts, timing=DEFAULT._replace(deadlock_s=0.01))
+    poll_until(lambda: hosts.looks > 3)
+    assert not hosts.asked
+    hosts.nodes = ("store[0]", "caller[0]")
+    poll_until(lambda: "look" in hosts.asked)
+    program.kill()
+    assert program.join(60)
 
 
 def test_who_calls_a_lost_host_is_asked_to_end_before_its_calls_fail() -> None:
