@@ -17,11 +17,11 @@ from launchpad_lite.rollouts.results import TableInfo
 if TYPE_CHECKING:
     from launchpad_lite.rollouts._table import (
         Floats,
-        InsertBatch,
         Ints,
         Leaves,
         ReplayTable,
         SampledItems,
+        SentItems,
         TableState,
     )
     from launchpad_lite.rollouts.replay import Table
@@ -50,11 +50,12 @@ class _Waiting(NamedTuple):
     since: float
     call: ReplayCall
     items: int
+    loop: asyncio.AbstractEventLoop
     may_go: asyncio.Event
 
 
 class ReplayServer:
-    """Keeps the tables. All its methods but `save` and `restore` are for its event loop."""
+    """Keeps the tables. Coroutines are for its event loop; other methods, for any thread."""
 
     def __init__(self, tables: "Sequence[Table]") -> None:
         from launchpad_lite.rollouts._table import ReplayTable
@@ -66,13 +67,26 @@ class ReplayServer:
         self._queues: dict[str, dict[str, list[_Waiting]]] = {
             name: {"insert": [], "sample": []} for name in self._tables
         }
-        #: Between the event loop and `save`, which has a thread of its own.
+        #: Of the tables: between the event loop and other threads.
         self._lock = threading.Lock()
         lp.metrics.view("replay", self._text)
 
     @courier.idempotent
-    async def insert(self, call: ReplayCall, batch: "InsertBatch") -> str:
+    def insert_now(self, name: str, items: "SentItems") -> bool:
+        """Inserts items as `insert`, in a third of the time; returns False if that has to wait."""
+        table, queues, batch = self._tables[name], self._queues[name], items.batch()
+        with self._lock:
+            before = table.limiter.inserts
+            is_done = not queues["insert"] and table.insert(batch, time.monotonic())
+        if table.limiter.inserts > before:
+            for first in queues["sample"][:1]:
+                first.loop.call_soon_threadsafe(first.may_go.set)
+        return is_done
+
+    @courier.idempotent
+    async def insert(self, call: ReplayCall, items: "SentItems") -> str:
         """Inserts items; returns "", or for what it waits."""
+        batch = items.batch()
         size = len(batch.keys)
         found = await self._wait("insert", call, size, lambda table, now: table.insert(batch, now))
         return found if isinstance(found, str) else ""
@@ -92,7 +106,8 @@ class ReplayServer:
         table, began_at = self._tables[call.table], time.monotonic()
         queue = self._queues[call.table][what]
         queue[:] = [each for each in queue if each.call.token != call.token]  # of its last call
-        me = _Waiting(began_at - call.waited_s, call, count, asyncio.Event())
+        loop = asyncio.get_running_loop()
+        me = _Waiting(began_at - call.waited_s, call, count, loop, asyncio.Event())
         bisect.insort(queue, me, key=lambda each: each.since)
         keeps_place = False
         try:
@@ -100,8 +115,8 @@ class ReplayServer:
                 me.may_go.clear()
                 # Who waits longest goes first: a large batch is not held up by small ones.
                 if queue[0] is me:
-                    before = table.limiter.inserts, table.limiter.samples
                     with self._lock:
+                        before = table.limiter.inserts, table.limiter.samples
                         found = work(table, time.monotonic())
                     if before != (table.limiter.inserts, table.limiter.samples):
                         self._wake(call.table)
@@ -112,7 +127,6 @@ class ReplayServer:
                     return table.why(what, count, time.monotonic())
         finally:
             if keeps_place:  # the caller is about to ask again
-                loop = asyncio.get_running_loop()
                 loop.call_later(_PLACE_S, self._leave, call.table, queue, me)
             else:
                 self._leave(call.table, queue, me)

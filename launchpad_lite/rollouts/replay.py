@@ -138,9 +138,8 @@ class ReplayBatch(NamedTuple):
 class _Patience:
     """Waits for one insert or sample: until its deadline, and says for what."""
 
-    def __init__(self, table: str, who: str, timeout_s: float | None) -> None:
-        self._table, self._who = table, who
-        self._token = secrets.randbits(62)
+    def __init__(self, table: str, who: str, timeout_s: float | None, token: int) -> None:
+        self._table, self._who, self._token = table, who, token
         self._lateness = Lateness(_LOGGER)
         self._timeout_s = math.inf if timeout_s is None else timeout_s
 
@@ -184,45 +183,35 @@ class _ItemStream:
         self._lock = threading.Lock()
         self._number = 0
         self.key = secrets.randbits(62)
+        #: Leaves of the newest items by type and shape, and what `send` takes for these.
+        self.newest_shape: tuple[tuple[Any, ...], tuple[dict[str, str], bytes]] = (), ({}, b"")
 
     def send(
         self,
-        structure: dict[str, str],
-        skeleton: Any,
-        priorities: Any,
+        shape: tuple[dict[str, str], bytes],
+        priorities: Sequence[float],
         own: Sequence[Any],
-        steps_of: Any,
-        steps: Callable[[bool], tuple[Any, Sequence[Any]]],
         timeout_s: float | None,
+        steps: Callable[[bool], Any] = lambda _: None,
     ) -> None:
-        """Inserts items: as in `InsertBatch`.
+        """Inserts items: as in `SentItems`.
 
-        The skeleton is a nest of numbers, of own leaves and then of those of steps. `steps` returns
-        keys and leaves of the steps: of all (True), or of those that were not sent yet.
+        The shape is structure and skeleton: a nest of numbers, of own leaves and then of those of steps.
+        `steps` returns all steps (True), or those that were not sent yet.
         """
-        import numpy as np
+        from launchpad_lite.rollouts._table import MissingStepsError, SentItems
 
-        from launchpad_lite.rollouts._table import InsertBatch, MissingStepsError
-
-        patience = _Patience(self._table, self._who, timeout_s)
+        patience = _Patience(self._table, self._who, timeout_s, self.key)
         if not self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
             raise ReplayTimeoutError(
                 f"table {self._table!r}: another thread of {self._who} inserts for {timeout_s} s"
             )
         try:
-            sent = InsertBatch(
-                self.key,
-                self._number,
-                structure,
-                courier.dumps(skeleton),
-                self.key + self._number + np.arange(len(priorities), dtype=np.int64),
-                priorities,
-                own,
-                steps_of,
-                *steps(False),
-            )
+            sent = SentItems(self.key, self._number, *shape, priorities, own, steps(False))
 
             def insert() -> str:
+                if self._node.insert_now(self._table, sent):
+                    return ""
                 return cast("str", self._node.insert(patience.call(), sent))
 
             while True:
@@ -230,8 +219,7 @@ class _ItemStream:
                     if not patience.result(insert):
                         return
                 except MissingStepsError:
-                    step_keys, rows = steps(True)
-                    sent = sent._replace(step_keys=step_keys, steps=rows)
+                    sent = sent._replace(steps=steps(True))
         finally:
             self._number += len(priorities)
             self._lock.release()
@@ -299,10 +287,9 @@ class ReplayClient:
 
         It is copied: arrays may change afterwards. The priority is at least 0.
         """
-        import numpy as np
-
-        many = rebuilt(item, lambda leaf: np.asarray(leaf)[None])
-        self.insert_many(many, [priority], table=table, timeout_s=timeout_s)
+        stream = self._streams[self._known(table)]
+        found = {where: leaf[None] for where, leaf in _arrays(item, "item").items()}
+        self._insert(stream, item, found, 1, priority, timeout_s)
 
     def insert_many(
         self,
@@ -317,8 +304,6 @@ class ReplayClient:
         `items` is a nest as that of one item, whose arrays have equally many items along their first
         axis. There is one priority for each item, or one for all.
         """
-        import numpy as np
-
         stream = self._streams[self._known(table)]
         found = _arrays(items, "item")
         for where, leaf in found.items():
@@ -330,21 +315,30 @@ class ReplayClient:
             raise ItemError(
                 "insert_many: arrays do not have equally many items in their first axis"
             )
+        if count:
+            self._insert(stream, items, found, count, priorities, timeout_s)
+
+    def _insert(
+        self,
+        stream: _ItemStream,
+        items: Any,
+        found: "dict[str, npt.NDArray[Any]]",
+        count: int,
+        priorities: Any,
+        timeout_s: float | None,
+    ) -> None:
+        import numpy as np
+
         weights = np.asarray(priorities, float)
         if weights.shape not in ((), (count,)):
             raise ValueError(f"priorities have the shape {weights.shape} for {count} items")
-        if count:
-            weights = np.ascontiguousarray(np.broadcast_to(weights, count))
-            none = np.zeros(0, int)
-            stream.send(
-                {where: described(leaf, 1) for where, leaf in found.items()},
-                (_numbered(items, 0), False),
-                weights,
-                list(found.values()),
-                np.zeros((count, 0), int),
-                lambda _: (none, ()),
-                timeout_s,
-            )
+        key = tuple((where, leaf.dtype, leaf.shape[1:]) for where, leaf in found.items())
+        known, shape = stream.newest_shape
+        if known != key:
+            structure = {where: described(leaf, 1) for where, leaf in found.items()}
+            shape = structure, courier.dumps((_numbered(items, 0), False))
+            stream.newest_shape = key, shape
+        stream.send(shape, np.full(count, weights).tolist(), list(found.values()), timeout_s)
 
     def sequence_writer(
         self,
@@ -404,7 +398,7 @@ class ReplayClient:
         asked: collections.deque[tuple[_Patience, Any]] = collections.deque()
         try:
             while True:
-                patience = _Patience(table, self._who, timeout_s)
+                patience = _Patience(table, self._who, timeout_s, secrets.randbits(62))
 
                 def ask(patience: _Patience = patience) -> None:
                     call = self._node.futures.sample(patience.call(), batch_size)
@@ -493,20 +487,21 @@ class _StepWriter:
         self._items = []
         needed = sorted({key for each in keys for key in each})
 
-        def steps(everything: bool) -> tuple[Any, Sequence[Any]]:
+        of_items = np.array(keys, np.int64)
+
+        def steps(everything: bool) -> tuple[Any, Any, Sequence[Any]]:
             chosen = [key for key in needed if everything or key not in self._sent]
             rows = zip(*[self._steps[key] for key in chosen], strict=True)
-            return np.array(chosen, np.int64), [np.stack(each) for each in rows]
+            return of_items, np.array(chosen, np.int64), [np.stack(each) for each in rows]
 
+        structure = dict(itertools.chain(*(each.items() for each in self._structures.values())))
+        structure["the number of steps"] = str(len(keys[0]))
         self._stream.send(
-            dict(itertools.chain(*(each.items() for each in self._structures.values())))
-            | {"the number of steps": str(len(keys[0]))},
-            self._skeleton,
-            np.array(priorities, np.float64),
+            (structure, courier.dumps(self._skeleton)),
+            priorities,
             [np.stack(each) for each in zip(*own, strict=True)],
-            np.array(keys, np.int64),
-            steps,
             self._timeout_s,
+            steps,
         )
         self._sent.update(needed)
         self._forget(keys[-1][0])  # later items begin later
