@@ -23,12 +23,12 @@ those that it leaves would not all find room in the batches of the next steps in
 import collections
 import heapq
 import math
+import random
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from launchpad_lite.rollouts._prompts import PromptOrder, PromptRef
 from launchpad_lite.rollouts.errors import (
     GeneratorsGoneError,
     PromptsFailedError,
@@ -54,6 +54,57 @@ _LEAST_FAILED = 3
 _RATE_S = 30.0
 #: Open groups are so many times more if groups may be thrown away.
 _AHEAD = 2
+
+
+@dataclass(frozen=True)
+class PromptRef:
+    """One use of a prompt: the one with this index, after all were used `epoch` times."""
+
+    epoch: int
+    index: int
+
+
+@dataclass
+class PromptOrder:
+    """Which prompts come next: those that begin again; then epoch by epoch, each shuffled by a seed."""
+
+    #: How many prompts there are, and how often each is used; None: without end.
+    count: int
+    epochs: int | None
+    shuffle: bool
+    seed: int
+    #: How many uses have begun.
+    position: int = 0
+    #: Prompts that begin again.
+    again: collections.deque[PromptRef] = field(default_factory=collections.deque, init=False)
+    _epoch: int = field(default=-1, init=False)
+    _indices: Sequence[int] = field(default=(), init=False)
+
+    @property
+    def identity(self) -> str:
+        """What has to be the same for a position to mean the same."""
+        order = f"seed {self.seed}" if self.shuffle else "no shuffle"
+        return f"{self.count} prompts, {order}"
+
+    @property
+    def is_over(self) -> bool:
+        all_began = self.epochs is not None and self.position >= self.count * self.epochs
+        return all_began and not self.again
+
+    def next(self) -> PromptRef | None:
+        """Returns the next one; None if none is left."""
+        if self.is_over:
+            return None
+        if self.again:
+            return self.again.popleft()
+        epoch, place = divmod(self.position, self.count)
+        if epoch != self._epoch:
+            self._epoch, self._indices = epoch, range(self.count)
+            if self.shuffle:
+                self._indices = list(self._indices)
+                random.Random(f"{self.seed} {epoch}").shuffle(self._indices)  # noqa: S311 - no secret
+        self.position += 1
+        return PromptRef(epoch, self._indices[place])
 
 
 class MemberLife(NamedTuple):
@@ -182,8 +233,6 @@ class RolloutBuffer:
         self._leased = leases
         self._limits_s = {GENERATOR: rules.rollout_timeout_s, REWARD: rules.reward_timeout_s}
         self._prompts = prompts
-        #: Prompts that begin again, before all others.
-        self._again: collections.deque[PromptRef] = collections.deque()
         #: By number, the oldest first.
         self._groups: dict[int, _OpenGroup] = {}
         self._number = 0
@@ -439,8 +488,7 @@ class RolloutBuffer:
             return False
         if self._all_fail:
             return False
-        prompt = self._again.popleft() if self._again else self._prompts.next()
-        if prompt is None:
+        if (prompt := self._prompts.next()) is None:
             return False
         group = self._groups[self._number] = _OpenGroup(self._number, prompt, self._step)
         group.slots = [_Slot(group, place) for place in range(self._rules.group_size)]
@@ -581,7 +629,7 @@ class RolloutBuffer:
             for group in list(self._groups.values()):
                 self._remove(group)
             self._prompts.position = state["position"]
-            self._again = collections.deque(PromptRef(*each) for each in state["again"])
+            self._prompts.again = collections.deque(PromptRef(*each) for each in state["again"])
             self._step, self._trained = state["step"], state["trained"]
             self._failed = []  # they are tried again
             self._past.clear()  # its steps were none of these
@@ -608,7 +656,7 @@ class RolloutBuffer:
     def _discard(self) -> None:
         for group in self._too_old(list(self._groups.values()), self._step):
             self._discarded += 1
-            self._again.append(group.prompt)
+            self._prompts.again.append(group.prompt)
             self._remove(group)
 
     def _too_old(self, groups: Sequence[_OpenGroup], step: int) -> list[_OpenGroup]:
@@ -658,11 +706,11 @@ class RolloutBuffer:
 
     def _state_after(self) -> RolloutState:
         """Returns the state once all that was handed out is trained, and published."""
-        open_prompts = [group.prompt for group in self._groups.values()]
+        again = *(group.prompt for group in self._groups.values()), *self._prompts.again
         return {
             "order": self._prompts.identity,
             "position": self._prompts.position,
-            "again": [(each.epoch, each.index) for each in (*open_prompts, *self._again)],
+            "again": [(each.epoch, each.index) for each in again],
             "step": self._step + self._has_batch,
             "trained": self._trained + len(self._handed),
         }
@@ -670,7 +718,7 @@ class RolloutBuffer:
     def _next_groups(self) -> list[_OpenGroup] | None:
         """Returns the groups of the next batch; none at the end; None if they are not complete."""
         size = self._batch_groups
-        if self._prompts.is_over and not self._again:
+        if self._prompts.is_over:
             size = min(size, len(self._groups))
         if len(self._complete) < size:
             return None
@@ -687,7 +735,7 @@ class RolloutBuffer:
         """Raises if nothing will come, however long the trainer waits."""
         if self._all_fail:
             raise self._all_failed()
-        if self._prompts.is_over and not self._again and not self._unmade():
+        if self._prompts.is_over and not self._unmade():
             return
         for role, most_s in self._absence_s.items():
             absent_s = now - self._absent_at.get(role, math.inf)

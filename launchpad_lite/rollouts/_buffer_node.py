@@ -18,10 +18,10 @@ from launchpad_lite.rollouts._buffer import (
     BufferRules,
     HandedBatch,
     MemberLife,
+    PromptOrder,
     RolloutBuffer,
     RolloutOrder,
 )
-from launchpad_lite.rollouts._prompts import PromptOrder
 from launchpad_lite.rollouts.results import RolloutStatus
 
 #: Seconds between two looks at silent nodes and at limits of time.

@@ -19,6 +19,7 @@ from launchpad_lite.rollouts._buffer import (
     REWARD,
     BufferRules,
     HandedBatch,
+    PromptOrder,
 )
 from launchpad_lite.rollouts._buffer_node import BufferNode, UnknownSessionError
 from launchpad_lite.rollouts._generating import (
@@ -30,7 +31,6 @@ from launchpad_lite.rollouts._generating import (
     serve_environment,
 )
 from launchpad_lite.rollouts._patience import SILENT_S, Lateness, call_patiently
-from launchpad_lite.rollouts._prompts import PromptOrder
 from launchpad_lite.rollouts.errors import RolloutsError
 from launchpad_lite.rollouts.results import (
     FailedPrompt,

@@ -15,11 +15,12 @@ from launchpad_lite.rollouts._buffer import (
     REWARD,
     BufferRules,
     MemberLife,
+    PromptOrder,
+    PromptRef,
     RolloutBuffer,
     RolloutOrder,
 )
 from launchpad_lite.rollouts._buffer_node import BufferNode
-from launchpad_lite.rollouts._prompts import PromptOrder, PromptRef
 from launchpad_lite.rollouts.errors import (
     GeneratorsGoneError,
     PromptsFailedError,
