@@ -1,5 +1,6 @@
 """Versions of weights that pass from reader to reader, so that not all machines get them from one."""
 
+import functools
 import os
 import pickle
 import threading
@@ -111,19 +112,16 @@ class WeightsRelay:
             call_timeout_s=limit_s,
             wait_for_ready=False,
         )
-
-        def stop() -> None:
-            courier.close(client)
-
-        lp.register_stop_handler(stop)
+        close = functools.partial(courier.close, client)
+        lp.register_stop_handler(close)
         try:
             get = getattr(client, self._method)
             sent: SentWeights = get(told.version, told.since, limit_s)
         except courier.CourierError:  # whoever has that port now
             sent = SentWeights()
         finally:
-            lp.unregister_stop_handler(stop)
-            courier.close(client)
+            lp.unregister_stop_handler(close)
+            close()
         if not sent.version:
             with self._newer:  # several threads may have asked the same
                 if time.monotonic() >= self._alone_until:

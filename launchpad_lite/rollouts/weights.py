@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -211,26 +212,18 @@ class WeightsClient:
         Raises:
             TimeoutError: It did not come in time, or this node is to stop.
         """
-        found = self._get(newer_than, timeout_s, known)
-        if found is None:
-            raise TimeoutError(f"no version of the weights is newer than {newer_than}")
-        return found
-
-    def _get(
-        self, newer_than: int, timeout_s: float | None, known: Any = None
-    ) -> VersionedWeights | None:
-        give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
+        give_up_at = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
         at = own = self._relay.address() if timeout_s is None else ""
         while not lp.stop_event().is_set():
-            left_s = _POLL_S if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-            node = (
-                self._node if give_up_at is None else courier.with_timeout(self._node, left_s + 1)
-            )
+            left_s = max(0.0, give_up_at - time.monotonic())
+            node = self._node
+            if timeout_s is not None:
+                node = courier.with_timeout(node, left_s + 1)
             began_at = time.monotonic()
             try:
                 sent = node.get(newer_than, min(left_s, _POLL_S), known is not None, at)
             except courier.CallTimeoutError:
-                return None
+                break
             except courier.ServerGoneError:  # it is started again
                 lp.stop_event().wait(min(left_s, RETRY_S))
                 sent = SentWeights()
@@ -249,11 +242,15 @@ class WeightsClient:
                 return VersionedWeights(params, sent.version)
             if left_s == 0:
                 break
-        return None
+        raise TimeoutError(f"no version of the weights is newer than {newer_than}")
 
     def versions(self, newer_than: int = 0) -> Iterator[VersionedWeights]:
         """Yields the newest version, again and again, until this node is to stop; skips those between."""
-        while (found := self._get(newer_than, None)) is not None:
+        while True:
+            try:
+                found = self.get(newer_than)
+            except TimeoutError:  # this node is to stop
+                return
             newer_than = found.version
             yield found
 
