@@ -46,6 +46,8 @@ from launchpad_lite.rollouts.results import (
 #: What nodes are for; labels of groups end with it.
 GENERATOR, ENVIRONMENT, REWARD = "generator", "environment", "reward"
 
+#: Seconds after which a node that was not heard from is lost.
+_LEASE_S = 10.0
 #: A node that was never heard from may take so many times as long as one that is lost.
 _STARTS = 10
 #: Prompts that fail one after the other, at least, before all are taken to fail.
@@ -146,7 +148,6 @@ class BufferRules(NamedTuple):
     max_attempts: int = 3
     max_losses: int = 10
     absence_s: float = 60.0
-    lease_s: float = 10.0
     #: How many nodes there are of each role.
     members: Mapping[str, int] = {GENERATOR: 1}
 
@@ -212,7 +213,7 @@ class _OpenGroup:
         return [slot.made for slot in self.slots if slot.made is not None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _RolloutMember:
     life: MemberLife
     seen_at: float
@@ -248,7 +249,7 @@ class RolloutBuffer:
         #: By token, who works at an attempt, also at one that was given up, and its environment.
         self._works: dict[str, tuple[_RolloutMember, _RolloutMember | None]] = {}
         #: Environments that no attempt has.
-        self._idle: dict[str, None] = {}
+        self._idle: list[_RolloutMember] = []
         #: By role, since when no node is there, and for how long that may be.
         self._absent_at: dict[str, float] = {}
         self._absence_s = dict.fromkeys(rules.members, _STARTS * rules.absence_s)  # until the first
@@ -301,7 +302,7 @@ class RolloutBuffer:
         if known is None:
             known = self._members[member.name] = _RolloutMember(member, now)
             if member.role == ENVIRONMENT:
-                self._idle[member.name] = None
+                self._idle.append(known)
         known.seen_at = now
         self._absent_at.pop(member.role, None)
         self._absence_s[member.role] = self._rules.absence_s
@@ -310,7 +311,7 @@ class RolloutBuffer:
         known.threads = threads
         # Those of this node alone: each one says this each second.
         for token, since in list(known.held.items()):
-            if token not in held and since + self._rules.lease_s / 2 <= now:
+            if token not in held and since + _LEASE_S / 2 <= now:
                 self._let_go(token)
                 attempt = self._attempts.get(token)
                 if attempt is not None and attempt.is_open:  # the answer with it was lost
@@ -341,9 +342,8 @@ class RolloutBuffer:
             return None
         token, environment, its_name = secrets.token_hex(8), None, ""
         if makes and self._idle:
-            its_name = next(iter(self._idle))
-            del self._idle[its_name]
-            environment = self._members[its_name]
+            environment = self._idle.pop(0)
+            its_name = environment.life.name
             self._leased += 1
         self._works[token] = known, environment
         known.held[token] = now
@@ -445,9 +445,8 @@ class RolloutBuffer:
         if holder is not None:
             del holder.held[token]
         if environment is not None and environment.hung_at == math.inf:
-            name = environment.life.name
-            if self._members.get(name) is environment:
-                self._idle[name] = None
+            if self._members.get(environment.life.name) is environment:
+                self._idle.append(environment)
 
     def _free_slot(self, member: MemberLife, now: float) -> _Slot | None:
         """Takes the first free slot of the oldest group; not one that others are to try."""
@@ -537,7 +536,7 @@ class RolloutBuffer:
         member = self._members.pop(name)
         for token in list(member.held):
             self._let_go(token)
-        self._idle.pop(name, None)
+        self._idle = [each for each in self._idle if each is not member]
         for attempt in self._open_attempts():
             if name in (attempt.holder, attempt.environment):
                 self._lose_rollout(attempt.slot, f"{name} {why}")
@@ -569,13 +568,13 @@ class RolloutBuffer:
         while self._past[0][0] < now - _RATE_S:
             self._past.popleft()
         # If this process stood still, it could hear nothing.
-        if now - self._ticked_at > self._rules.lease_s / 2:
+        if now - self._ticked_at > _LEASE_S / 2:
             for member in self._members.values():
                 member.seen_at = now
         self._ticked_at = now
         for name, member in list(self._members.items()):
-            if member.seen_at + self._rules.lease_s <= now:
-                self._lose(name, f"was not heard from for {self._rules.lease_s:g} s")
+            if member.seen_at + _LEASE_S <= now:
+                self._lose(name, f"was not heard from for {_LEASE_S:g} s")
         for role in self._rules.members:
             if not self._of(role):
                 self._absent_at.setdefault(role, now)
