@@ -51,6 +51,7 @@ class RolloutsClient:
     """The rollouts, seen from the trainer: what their handle becomes. For one trainer, and one thread.
 
     Attributes:
+        weights: The weights that `publish` changes.
         set_aside: All prompts that were given up, since this object was made.
 
     Example:
@@ -71,18 +72,13 @@ class RolloutsClient:
         self._prompts = prompts
         self._buffer = courier.with_timeout(buffer, SILENT_S)
         self._hand_out = buffer.hand_out  # of any size
-        self._weights = weights
+        self.weights = weights
         self._session = uuid.uuid4().hex
         self._groups = 0
         self._number = 0
         self._version = 0
         self._state: RolloutState | None = None
         self.set_aside: list[FailedPrompt] = []
-
-    @property
-    def weights(self) -> WeightsClient:
-        """The weights that `publish` changes."""
-        return self._weights
 
     def publish(self, params: Any) -> int:
         """Gives new weights to generators, and returns their version; the last batch is trained.
@@ -95,7 +91,7 @@ class RolloutsClient:
         Raises:
             WeightsError: As `WeightsClient.publish`.
         """
-        self._version = self._weights.publish(params)
+        self._version = self.weights.publish(params)
         call_patiently(self._buffer.published, self._session, self._version)
         return self._version
 
@@ -177,7 +173,7 @@ class RolloutsClient:
         stop, lateness = lp.stop_event(), Lateness(_LOGGER)
         while not stop.is_set():
             lp.heartbeat()  # a trainer that waits is not hung
-            self._weights.keep()
+            self.weights.keep()
             try:
                 found = call_patiently(self._hand_out, session, self._number, _POLL_S)
             except UnknownSessionError:
