@@ -151,7 +151,7 @@ class WeightsClient:
         self._version = courier.with_timeout(node, SILENT_S).version
         self._refuse_nan = refuse_nan
         #: What was published last, and its version: the node may lose it.
-        self._last: tuple[Any, int] | None = None
+        self._last: tuple[Any, int] = None, 0
         self._relay = WeightsRelay(node)
 
     def publish(self, params: Any) -> int:
@@ -172,7 +172,7 @@ class WeightsClient:
                 # Of any library: only a NaN differs from itself.
                 if not (bool((leaf == leaf).all()) if is_array else leaf == leaf):
                     raise WeightsError(f"{path} has a NaN, and refuse_nan=True")
-        known = 0 if self._last is None else self._last[-1]
+        _, known = self._last
         self._last = params, self._send(params, known) or known
         return self._last[-1]
 
@@ -185,11 +185,10 @@ class WeightsClient:
 
     def keep(self) -> None:
         """Publishes the last parameters again, as they are now, if the node has lost them."""
-        if self._last is not None:
-            params, version = self._last
-            known = call_patiently(self._version)
-            if known is not None and known < version:
-                self._send(params, version - 1)
+        params, version = self._last
+        known = call_patiently(self._version) if version else None
+        if known is not None and known < version:
+            self._send(params, version - 1)
 
     def latest(self) -> VersionedWeights:
         """Returns the newest version; waits until there is one."""
