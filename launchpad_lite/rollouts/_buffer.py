@@ -483,11 +483,8 @@ class RolloutBuffer:
     def _begin_group(self) -> bool:
         """Begins the group of the next prompt; returns whether there may be one more."""
         batches = (self._rules.max_staleness + 1) * (_AHEAD if self._rules.discards else 1)
-        if len(self._groups) + len(self._handed) >= batches * self._batch_groups:
-            return False
-        if self._all_fail:
-            return False
-        if (prompt := self._prompts.next()) is None:
+        is_full = len(self._groups) + len(self._handed) >= batches * self._batch_groups
+        if is_full or self._all_fail or (prompt := self._prompts.next()) is None:
             return False
         group = self._groups[self._number] = _OpenGroup(self._number, prompt, self._step)
         group.slots = [_Slot(group, place) for place in range(self._rules.group_size)]
