@@ -198,8 +198,6 @@ def test_nodes_that_have_ipv6_alone_call_each_other() -> None:
 def test_jobs_that_cannot_be_are_explained(slurm: SlurmDesk, tmp_path: Path) -> None:
     mistakes = {
         "partition": ("nowhere", "invalid partition"),
-        "constraint": ("main\n#SBATCH --wrap=id", "on one line"),
-        "extra": (["wrap"], "is no option of sbatch"),
         "folder": ("/dev/null/runs", "Name one that all hosts of the cluster see"),
         "python": ("/no/such/python", "python="),
     }
