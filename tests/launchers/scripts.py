@@ -48,9 +48,8 @@ class Script:
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
         command: Sequence[str] = (),
-        quiet: bool = False,
+        output: int = subprocess.PIPE,
     ) -> subprocess.Popen[str]:
-        pipe = subprocess.DEVNULL if quiet else subprocess.PIPE
         self.process = subprocess.Popen(
             [*(command or (sys.executable, str(self.path))), *arguments],
             cwd=cwd or self.folder,
@@ -62,8 +61,8 @@ class Script:
                 **(env or {}),
             },
             stdin=subprocess.PIPE,
-            stdout=pipe,
-            stderr=pipe,
+            stdout=output,
+            stderr=output,
             text=True,
             start_new_session=True,
         )

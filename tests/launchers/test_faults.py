@@ -427,9 +427,7 @@ _ANYWHERE: Mapping[str, Fault] = {
 _PROCESSES: Mapping[str, Fault] = {
     **_ANYWHERE,
     "SIGKILL of the agent": Fault(
-        lambda run: run.signal(signal.SIGKILL, run.agent()),
-        (1,),
-        "the agent of localhost died",
+        lambda run: run.signal(signal.SIGKILL, run.agent()), (1,), "the agent of localhost died"
     ),
     "SIGKILL of the agent, stuck node": Fault(
         _stuck_and_killed(Faulty.agent), (1,), "the agent of localhost died", "holds_the_gil"
@@ -487,7 +485,7 @@ def bystanders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[psutil
     """
     namesake = "import time; time.sleep(1000)  # launchers.host.agent script.py"
     with Script(tmp_path_factory.mktemp("bystander"), source) as script:
-        script.start(quiet=True)
+        script.start(output=subprocess.DEVNULL)
         namesakes = [
             subprocess.Popen([sys.executable, "-c", namesake], env={**os.environ, **more})
             for more in ({}, {MARK: uuid.uuid4().hex})
@@ -509,10 +507,7 @@ def bystanders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[psutil
     [(launcher, name) for launcher, faults in _FAULTS.items() for name in faults],
 )
 def test_nothing_is_left_and_who_did_it_is_named(
-    tmp_path: Path,
-    bystanders: list[psutil.Process],
-    launcher: str,
-    name: str,
+    tmp_path: Path, bystanders: list[psutil.Process], launcher: str, name: str
 ) -> None:
     fault = _FAULTS[launcher][name]
     notice_s = fault.notice_s or (_NOTICE_S if fault.forced else _LONG_NOTICE_S)
@@ -565,7 +560,7 @@ def test_nothing_is_left_if_a_child_of_the_killed_launcher_holds_its_pipes(tmp_p
         running.wait()
     """
     with Script(tmp_path, source) as script:
-        process = script.start(quiet=True)
+        process = script.start(output=subprocess.DEVNULL)
         script.wait_for("up")
         script.wait_for("child")
         child = int((tmp_path / "child").read_text())

@@ -103,8 +103,7 @@ def test_a_launch_that_waits_is_cancelled_whatever_was_launched_before(
 
 
 @pytest.mark.parametrize(
-    ("how", "signum"),
-    [("waits", signal.SIGINT), ("ends", signal.SIGTERM), ("ends", signal.SIGHUP)],
+    ("how", "signum"), [("waits", signal.SIGINT), ("ends", signal.SIGTERM), ("ends", signal.SIGHUP)]
 )
 def test_a_signal_stops_in_order(tmp_path: Path, how: str, signum: signal.Signals) -> None:
     with Script(tmp_path, _WAITING) as script:
@@ -176,7 +175,7 @@ def test_sigterm_to_an_agent_that_passes_on_much_output_stops_in_order(tmp_path:
         lp.launch(program, notice_s=20).wait()
     """
     with Script(tmp_path, source) as script:
-        process = script.start(quiet=True)
+        process = script.start(output=subprocess.DEVNULL)
         script.wait_for("up")
         agent = script.agent()
         assert agent is not None

@@ -5,8 +5,6 @@ import os
 import pty
 import signal
 import struct
-import subprocess
-import sys
 import termios
 import threading
 from pathlib import Path
@@ -131,25 +129,21 @@ _BARS = """
 """
 
 
-def test_a_terminal_shows_the_bar_of_each_node_until_the_program_is_ended(tmp_path: Path) -> None:
-    screen = _Screen(60, 24)
+def test_a_terminal_shows_colours_and_the_bar_of_each_node_until_the_program_is_ended(
+    tmp_path: Path,
+) -> None:
+    screen, said = _Screen(60, 24), bytearray()
     bars = ["[bar[0]] 49%", "[bar[1]] 49%"]
     with Script(tmp_path, _BARS) as script:
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
-        process = subprocess.Popen(
-            [sys.executable, str(script.path)],
-            stdin=subprocess.DEVNULL,
-            stdout=slave,
-            stderr=slave,
-            cwd=tmp_path,
-            env={**os.environ, "LAUNCHPAD_LOGGING_DIR": str(script.logs), "TERM": "xterm"},
-        )
+        process = script.start(output=slave, env={"TERM": "xterm"})
         os.close(slave)
 
         def read() -> None:
             try:
                 while data := os.read(master, 4096):
+                    said.extend(data)
                     screen.show(data)
             except OSError:  # how Linux says that a terminal is closed
                 pass
@@ -165,6 +159,7 @@ def test_a_terminal_shows_the_bar_of_each_node_until_the_program_is_ended(tmp_pa
             process.wait()
             reader.join()
             os.close(master)
+        assert b"\x1b[36m[bar[0]]\x1b[0m begins" in said
         shown = sorted(line for line in screen.lines() if line.startswith("[bar["))
         assert shown == sorted([*bars, "[bar[0]] begins", "[bar[1]] begins"])
         assert screen.column == 0
