@@ -245,17 +245,6 @@ class HostEngineContract:
         assert re.search(desk.killed, summary)
 
     @pytest.mark.slow
-    def test_a_second_launch_goes_on_from_the_checkpoints_of_the_first(self, desk: Desk) -> None:
-        checkpoints = [str(desk.there / "state"), None]
-        first = desk.begin(checkpoints=checkpoints)
-        first.finish()
-        (desk.shared / "finish").unlink()
-        total = max(first.told(f"caller{index}")["total"] for index in range(2))
-        second = desk.begin(checkpoints=checkpoints)
-        assert second.said(rf"^\[store\[0\]\] restored {total}$")
-        second.finish()
-
-    @pytest.mark.slow
     def test_a_lost_host_is_told_and_nothing_of_the_program_goes_on(self, desk: Desk) -> None:
         run, host, summary = _fail(desk, lambda run: desk.lose_host(run.host("store[0]")))
         assert re.search(desk.lost, summary), summary

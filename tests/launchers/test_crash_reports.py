@@ -1,7 +1,6 @@
 """A failure is reported with its first cause first, and all that is known of it is kept."""
 
 import faulthandler
-import itertools
 import os
 import pdb  # noqa: T100
 import signal
@@ -221,38 +220,29 @@ def test_the_report_and_the_folder_of_the_run_have_the_last_calls_of_a_node_that
         assert "called step" not in str(error), "the traceback says more"
 
 
-def _fail_hostile(launch_program: Any, launcher: str, place: str, act: str) -> lp.NodeFailedError:
+@pytest.mark.parametrize("place", ["__str__", "__notes__", "__reduce__"])
+@pytest.mark.parametrize(
+    ("launcher", "act"), [("test_mp", "ends the process"), ("test_mt", "blocks")]
+)
+def test_a_node_fails_though_its_exception_ends_or_blocks_whoever_looks_at_it(
+    launch_program: Any, launcher: str, act: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if place == "__notes__" and sys.version_info < (3, 11):
+        pytest.skip("notes are printed from Python 3.11 on")
+    if act == "blocks":
+        monkeypatch.setattr("launchpad_lite.worker.running._TELLING_S", 0.3)
+    HostileError.released.clear()
     program = lp.Program("hostile")
     program.add_node(lp.PyClassNode(Hostile, place, act), label="hostile")
     program.add_node(lp.CourierNode(Learner), label="learner")
     error = _failed(launch_program(program, launcher, notice_s=1))
+    HostileError.released.set()
     assert error.failure.node == "hostile[0]"
     assert error.failure.summary.startswith("tests.launchers.test_crash_reports.HostileError: ")
     assert "raise HostileError(*self._how)" in str(error)
     assert ("the message" in error.failure.summary) == (place == "__reduce__")
-    return error
-
-
-@pytest.mark.parametrize("place", ["__str__", "__notes__", "__reduce__"])
-def test_a_node_fails_though_its_exception_ends_the_process_when_it_is_looked_at(
-    launch_program: Any, place: str
-) -> None:
-    if place == "__notes__" and sys.version_info < (3, 11):
-        pytest.skip("notes are printed from Python 3.11 on")
-    _fail_hostile(launch_program, "test_mp", place, "ends the process")
-
-
-@pytest.mark.parametrize("place", ["__str__", "__notes__", "__reduce__"])
-def test_a_node_fails_though_its_exception_blocks_whoever_looks_at_it(
-    launch_program: Any, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if place == "__notes__" and sys.version_info < (3, 11):
-        pytest.skip("notes are printed from Python 3.11 on")
-    monkeypatch.setattr("launchpad_lite.worker.running._TELLING_S", 0.3)
-    HostileError.released.clear()
-    error = _fail_hostile(launch_program, "test_mt", place, "blocks")
-    HostileError.released.set()
-    assert isinstance(error.__cause__, courier.RemoteError)
+    if act == "blocks":
+        assert isinstance(error.__cause__, courier.RemoteError)
 
 
 def test_the_report_of_an_exception_of_any_size_is_short(
@@ -438,9 +428,6 @@ class Answers:
                 raise RuntimeError("my own words")  # noqa: B904 - as people write it
 
 
-_HOWS = ("SIGKILL", "os._exit", "raise")
-
-
 @pytest.mark.parametrize(
     ("callers", "has_child", "how", "answer"),
     [
@@ -448,8 +435,11 @@ _HOWS = ("SIGKILL", "os._exit", "raise")
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
-                *itertools.product([3], [True], _HOWS, ["raise", "sys.exit", "os._exit"]),
-                *itertools.product([1], [False], ["os._exit", "raise"], ["from None", "from"]),
+                (3, True, "SIGKILL", "raise"),
+                (3, True, "os._exit", "sys.exit"),
+                (3, True, "raise", "os._exit"),
+                (1, False, "os._exit", "from"),
+                (1, False, "raise", "from None"),
             ]
         ),
     ],

@@ -117,17 +117,9 @@ def test_arguments_that_are_more_than_a_node_may_have_are_told_so(launch_program
         running.wait()
 
 
-@pytest.mark.parametrize(
-    ("wish", "arithmetic"),
-    [
-        ({"cpu": 1000}, r"actor 3 x 1000 = 3000 cores"),
-        ({"ram": 1e6}, r"actor 3 x 1e\+06 = 3e\+06 GiB"),
-        ({"gpu": 99}, r"actor 3 x 99 = 297 devices"),
-    ],
-)
-def test_more_than_there_is_is_a_mistake_of_the_plan(wish: Any, arithmetic: str) -> None:
-    with pytest.raises(lp.ProgramError, match=arithmetic):
-        lp.plan(looking(Path(), actor=3), "test_mp", {"actor": wish})
+def test_more_than_there_is_is_a_mistake_of_the_plan() -> None:
+    with pytest.raises(lp.ProgramError, match="actor 3 x 1000 = 3000 cores"):
+        lp.plan(looking(Path(), actor=3), "test_mp", {"actor": {"cpu": 1000}})
 
 
 def test_threads_say_in_the_plan_that_they_cannot_have_their_own(tmp_path: Path) -> None:
@@ -234,10 +226,7 @@ def test_a_new_interpreter_serves_restarts_and_stops_as_a_forked_worker_does(
         ({"env": {"A=B": "1"}}, "env cannot have the name 'A=B'"),
         ({"env": "A=1"}, "env is a dict by name, not 'A=1'"),
         ({"env": {"A": "\0"}}, "the environment variable A holds a zero byte"),
-        (
-            {"env": {"A": "\ud800"}},
-            "the environment variable A: 'utf-8' codec can't encode",
-        ),
+        ({"env": {"A": "\ud800"}}, "the environment variable A: 'utf-8' codec can't encode"),
         ({"env": {"\ud800": "1"}}, "the name '\\ud800' in env: 'utf-8' codec can't encode"),
         ("python3", "expected lp.PythonProcess or a dict, got 'python3'"),
     ],
