@@ -179,24 +179,16 @@ def program_of(**groups: Any) -> lp.Program:
 
 
 @pytest.mark.parametrize(
-    ("launch_type", "error"), [("test_mt", LookupError), ("test_mp", RuntimeError)]
+    "options",
+    [{}, {"labels_to_wait_for": ["fails"]}, {"return_on_first_completed": True}],
+    ids=["all", "a group", "the first"],
 )
-def test_wait_raises_what_a_node_raised(launch_type: str, error: type[Exception]) -> None:
+def test_wait_raises_what_a_node_raised(launch_type: str, options: dict[str, Any]) -> None:
     manager = lp.launch(program_of(fails=fail, stays=stay), launch_type)
+    error = LookupError if launch_type == "test_mt" else RuntimeError
     with pytest.raises(error, match="nothing here"):
-        manager.wait()
-    worker_manager.end_tests()  # and nobody is told twice
-
-
-@pytest.mark.parametrize(
-    "options", [{"labels_to_wait_for": ["fails"]}, {"return_on_first_completed": True}]
-)
-def test_one_who_waits_for_a_node_hears_of_its_failure(
-    launch_type: str, options: dict[str, Any]
-) -> None:
-    manager = lp.launch(program_of(fails=fail, stays=stay), launch_type)
-    with pytest.raises((LookupError, RuntimeError), match="nothing here"):
         manager.wait(**options)
+    worker_manager.end_tests()  # and nobody is told twice
 
 
 class FailsLate:
@@ -426,12 +418,7 @@ def listen_with_courier(port: int) -> Callable[[], object]:
     return server.Stop
 
 
-LISTENERS = (
-    listen_plainly,
-    listen_with_a_server_of_sockets,
-    listen_with_grpc,
-    listen_with_courier,
-)
+LISTENERS = (listen_plainly, listen_with_a_server_of_sockets, listen_with_grpc, listen_with_courier)
 
 
 class ListensTwice:
