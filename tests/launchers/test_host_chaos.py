@@ -56,30 +56,16 @@ def test_any_fault_in_any_stage_of_the_start_leaves_nothing(
 
 @needs_kubernetes
 def test_pods_are_killed_at_random(kubernetes: KubernetesDesk) -> None:
-    callers = 3
     run = kubernetes.begin(
         restart=100,
         checkpoints=[str(kubernetes.there / "state"), 0.2],
-        how={"patient": True, "callers": callers},
+        how={"patient": True, "callers": 3},
     )
-    chance = random.Random(8)
-    killed: list[str] = []
-    nodes = ["store[0]", *(f"caller[{index}]" for index in range(callers))]
-    limit = time.monotonic() + 20
-    while time.monotonic() < limit:
-        node = chance.choice(nodes)
-        state, _, restarts, *_ = run.status()[node]
-        # One that is not at work yet is not restarted either.
-        if state in ("running", "serving") and restarts == killed.count(node):
-            kubernetes.kill_worker(run, node)
-            killed.append(node)
-        time.sleep(chance.uniform(0.2, 1.5))
+    killed = run.kill_at_random("store", "caller", kills=12, seed=8)
     run.strike()
     run.await_calls()
     run.finish()
-    restarted = [node for node, _ in run.result["restarts"]]
-    print(f"{len(killed)} kills, {len(restarted)} restarts", end="")
-    assert sorted(restarted) == sorted(killed)
+    assert sorted(node for node, _ in run.result["restarts"]) == sorted(killed)
 
 
 @needs_slurm

@@ -80,23 +80,11 @@ def test_the_end_of_the_supervisor_ends_the_job_and_is_told(slurm: SlurmDesk) ->
 # Beginning anew
 
 
-def begin_to_be_requeued(slurm: SlurmDesk, **options: object) -> Command:
-    checkpoints = [str(slurm.there / "state"), None]
-    return slurm.begin(requeue=True, checkpoints=checkpoints, placement=None, **options)
-
-
 def await_second_run(launch: Command) -> None:
     """Waits until callers are at work again, with the state that was saved; ends all."""
     launch.until(r"^\[store\[0\]\] restored \d+$")
     launch.await_calls()
     stop(launch)
-
-
-def let_it_begin(slurm: SlurmDesk, launch: Command) -> None:
-    launch.until(r"is pending \(BeginTime\)")
-    # Slurm itself waits two minutes; a host on which the first run still ends takes no second one.
-    poll_until(lambda: not any(f"[{launch.job}." in each for each in slurm.hosts.leftovers()))
-    slurm.slurm("scontrol", "update", f"JobId={launch.job}", "StartTime=now")
 
 
 @pytest.mark.slow
@@ -109,9 +97,13 @@ def let_it_begin(slurm: SlurmDesk, launch: Command) -> None:
     ],
 )
 def test_a_job_saves_its_state_and_begins_anew_with_it(slurm: SlurmDesk, how: list[str]) -> None:
-    launch = begin_to_be_requeued(slurm)
+    checkpoints = [str(slurm.there / "state"), None]
+    launch = slurm.begin(requeue=True, checkpoints=checkpoints, placement=None)
     slurm.slurm(*how, launch.job)
-    let_it_begin(slurm, launch)
+    launch.until(r"is pending \(BeginTime\)")
+    # Slurm itself waits two minutes; a host on which the first run still ends takes no second one.
+    poll_until(lambda: not any(f"[{launch.job}." in each for each in slurm.hosts.leftovers()))
+    slurm.slurm("scontrol", "update", f"JobId={launch.job}", "StartTime=now")
     await_second_run(launch)
 
 
