@@ -10,11 +10,7 @@ ROOT = Path(__file__).parents[2]
 def run_python(*arguments: str, timeout_s: float = 110.0) -> "subprocess.CompletedProcess[str]":
     """Runs Python with arguments, to its end."""
     return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout_s
     )
 
 

@@ -9,12 +9,7 @@ import pytest
 
 import launchpad_lite as lp
 from examples.actor_learner.launch import CURVE_FILE, main
-from examples.actor_learner.ppo import (
-    ActorCritic,
-    Batch,
-    Segment,
-    advantages_of,
-)
+from examples.actor_learner.ppo import ActorCritic, Batch, Segment, advantages_of
 from examples.actor_learner.program import make_program, read_result, table
 from launchpad_lite.testing import poll_until
 from tests.examples.running import run_example, run_python

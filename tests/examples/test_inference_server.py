@@ -6,12 +6,7 @@ import gymnasium as gym
 import pytest
 
 import launchpad_lite as lp
-from examples.inference_server.program import (
-    SOLVED,
-    Result,
-    make_program,
-    seeds_of,
-)
+from examples.inference_server.program import SOLVED, Result, make_program, seeds_of
 from tests.examples.running import run_example
 from tests.launchers.scripts import without_logs_line
 

@@ -23,11 +23,7 @@ REQUESTERS, STEPS = 4, 2000
 
 
 def train(
-    launch_program: Any,
-    folder: Path,
-    topology: str,
-    steps: int = STEPS,
-    **options: Any,
+    launch_program: Any, folder: Path, topology: str, steps: int = STEPS, **options: Any
 ) -> Result:
     output = folder / "result.json"
     program = make_program(

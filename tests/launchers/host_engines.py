@@ -423,11 +423,7 @@ class Desk(abc.ABC):
         """That of commands; nothing of tests or of Slurm's own jobs."""
         ours = ("PYTEST_", "SLURM_JOB")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        return {
-            **kept,
-            "LAUNCHPAD_LOGGING_DIR": str(self.folder / "logs"),
-            "PYTHONUNBUFFERED": "1",
-        }
+        return {**kept, "LAUNCHPAD_LOGGING_DIR": str(self.folder / "logs"), "PYTHONUNBUFFERED": "1"}
 
     def write(self, source: str, name: str = "script.py") -> Path:
         path = self.folder / name

@@ -222,8 +222,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("command", "imported"),
-    [((), "sent/script.py"), ((sys.executable, "-m", "script"), "script")],
+    ("command", "imported"), [((), "sent/script.py"), ((sys.executable, "-m", "script"), "script")]
 )
 def test_children_on_other_hosts_import_the_script_that_was_sent(
     tmp_path: Path, command: tuple[str, ...], imported: str

@@ -7,12 +7,7 @@ import pytest
 from launchpad_lite.testing import poll_until
 from tests.engines import needs_kubernetes, needs_slurm, needs_ssh_hosts
 from tests.launchers.host_contract import DetachingContract, HostEngineContract
-from tests.launchers.host_engines import (
-    Command,
-    Desk,
-    KubernetesDesk,
-    SlurmDesk,
-)
+from tests.launchers.host_engines import Command, Desk, KubernetesDesk, SlurmDesk
 
 # A launch alone takes half a minute on a machine that is busy.
 pytestmark = pytest.mark.timeout(300)

@@ -239,8 +239,7 @@ def check_fault_during_the_start(ssh: SshDesk, stage: str, fault: str) -> None:
 
 # Each fault meets some stages; `test_host_chaos` has all pairs.
 @pytest.mark.parametrize(
-    ("stage", "fault"),
-    [(stage, FAULTS[index % len(FAULTS)]) for index, stage in enumerate(STAGES)],
+    ("stage", "fault"), [(stage, FAULTS[index % len(FAULTS)]) for index, stage in enumerate(STAGES)]
 )
 def test_a_fault_during_the_start_leaves_nothing(ssh: SshDesk, stage: str, fault: str) -> None:
     check_fault_during_the_start(ssh, stage, fault)

@@ -154,9 +154,7 @@ def test_certificates_serve_both_sides_with_fresh_keys_and_issue_no_others(
     assert (usage.digital_signature, usage.key_cert_sign) == (True, False)
 
 
-def test_clocks_may_be_wrong_and_no_run_outlasts_its_certificates(
-    authority: Authority,
-) -> None:
+def test_clocks_may_be_wrong_and_no_run_outlasts_its_certificates(authority: Authority) -> None:
     tls = authority.issue("node")
     for pem in (tls.certificate, tls.authority):
         certificate = x509.load_pem_x509_certificate(pem)

@@ -16,11 +16,7 @@ _MIB = 8
 _KILLS = 6
 _HOSTS = ["h1", "h2", "h3", "h4"]
 #: Two readers on each host but the first.
-_PLACEMENT = {
-    "trainer": "h1",
-    "weights": "h1",
-    "reader": ["h2", "h3", "h4", "h2", "h3", "h4"],
-}
+_PLACEMENT = {"trainer": "h1", "weights": "h1", "reader": ["h2", "h3", "h4", "h2", "h3", "h4"]}
 
 _PROGRAM = f"""
 import numpy
