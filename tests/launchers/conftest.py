@@ -1,5 +1,6 @@
 """Engines to launch on, built once for each process, lent to one test at a time; marked processes."""
 
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,22 @@ from tests.launchers.marks import Marked, mark_all
 def marked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Marked]:
     """All that a test starts; ends what is left after the test."""
     yield from mark_all(monkeypatch)
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A package that pip can install without any index."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    record = "Metadata-Version: 2.1\nName: tiny\nVersion: 1.5\n"
+    wheel = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    path = folder / "tiny-1.5-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("tiny.py", "VALUE = 42\n")
+        archive.writestr("tiny-1.5.dist-info/METADATA", record)
+        archive.writestr("tiny-1.5.dist-info/WHEEL", wheel)
+        archive.writestr("tiny-1.5.dist-info/RECORD", "")
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ import stat
 import sys
 import tarfile
 import time
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -358,22 +357,6 @@ def assert_it_answers(arrival: Arrival) -> None:
 
 
 # Environments
-
-
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """A package that pip can install without any index."""
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    record = "Metadata-Version: 2.1\nName: tiny\nVersion: 1.5\n"
-    wheel = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    path = folder / "tiny-1.5-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("tiny.py", "VALUE = 42\n")
-        archive.writestr("tiny-1.5.dist-info/METADATA", record)
-        archive.writestr("tiny-1.5.dist-info/WHEEL", wheel)
-        archive.writestr("tiny-1.5.dist-info/RECORD", "")
-    return path
 
 
 @pytest.mark.slow

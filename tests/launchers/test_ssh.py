@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -216,17 +215,8 @@ def test_a_bare_python_is_enough_and_what_was_edited_is_sent_anew(ssh: SshDesk) 
     assert len(kept[22]) == len(kept[1]) + 1  # the edited one; all else is not sent again
 
 
-def test_requirements_are_installed_once(ssh: SshDesk) -> None:
-    wheel = ssh.hosts.shared / "tiny-1.5-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("tiny.py", "VALUE = 42\n")
-        about = {
-            "METADATA": "Metadata-Version: 2.1\nName: tiny\nVersion: 1.5\n",
-            "WHEEL": "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-            "RECORD": "",
-        }
-        for name, text in about.items():
-            archive.writestr(f"tiny-1.5.dist-info/{name}", text)
+def test_requirements_are_installed_once(ssh: SshDesk, package: Path) -> None:
+    wheel = Path(shutil.copy(package, ssh.hosts.shared))
     requirements = ssh.write(f"--no-index\n{wheel}\n", "requirements.txt")
     source = """
         class Caller(Caller):
