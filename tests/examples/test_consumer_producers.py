@@ -6,8 +6,6 @@ from examples.consumer_producers.program import make_program
 from tests.examples.running import ROOT, run_python
 from tests.launchers.scripts import without_logs_line
 
-_PROGRAM = "examples.consumer_producers.program:make_program"
-
 
 def run(*arguments: str) -> str:
     """Runs it as users do; returns what was printed."""
@@ -33,10 +31,3 @@ def test_the_script_runs_as_a_module_and_as_a_file(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     assert "total: 190\n" in run(*command, "--launcher=local_mt")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["local_mp", "local_mt"])
-def test_the_command_line_runs_it(launcher: str) -> None:
-    arguments = (f"--launcher={launcher}", _PROGRAM, "--num_producers=4")
-    assert "total: 780\n" in run("-m", "launchpad_lite.launch", *arguments)

@@ -28,14 +28,6 @@ def count_alone(paths: list[Path]) -> dict[str, int]:
     return dict(counts)
 
 
-@pytest.mark.slow
-def test_it_counts_as_a_single_process_does(launch_program: Any, tmp_path: Path) -> None:
-    output = tmp_path / "counts.json"
-    program = make_program(num_files=4, num_reducers=2, output=output)
-    assert launch_program(program, "test_mt").wait().outcome is lp.Outcome.COMPLETED
-    assert json.loads(output.read_text(encoding="utf-8")) == count_alone(default_paths(4))
-
-
 def test_only_files_are_read_that_every_build_of_this_python_has() -> None:
     paths = default_paths(10_000)
     assert not any(path.is_absolute() for path in paths)

@@ -50,14 +50,6 @@ def test_devices_that_the_environment_of_a_group_names_are_what_it_gets() -> Non
     assert allot(nodes, MACHINE).grants["other[0]"].environment == {VISIBLE_DEVICES: "0"}
 
 
-def test_a_part_of_a_core_shares_one_and_a_wish_may_span_what_is_left() -> None:
-    grants = allot(executables({"a": cpu(2.6, 0.7, 0.7)}), MACHINE).grants
-    assert grants["a[0]"].cores[:2] == (0, 1)
-    used = Counter(core for grant in grants.values() for core in grant.cores)
-    assert used[0] == used[1] == 1
-    assert set(used) == {0, 1, 2, 3}
-
-
 @pytest.mark.parametrize(
     ("groups", "message"),
     [

@@ -27,7 +27,6 @@ _LOOK_AROUND = """
             "path": sys.path, "cwd": os.getcwd(), "argv": sys.argv, "state": state,
             "variable": os.environ.get("A_VARIABLE"), "random": random.random(),
             "stdin": sys.stdin.read(), "hash": hash("text"), "beside": beside.VALUE,
-            "warnings": sys.warnoptions,
         }
         pathlib.Path(f"seen{index}.json").write_text(json.dumps(seen))
 
