@@ -1,5 +1,6 @@
 """How Slurm's answers are read, and what is told to `srun`: recorded, without a cluster."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -15,25 +16,11 @@ from launchers.slurm._script import (
 
 
 def test_the_command_that_reaches_a_host() -> None:
-    assert srun_command("h3", 1, 4, ["sh", "-c", "exec python"]) == [
-        "srun",
-        "--het-group=1",
-        "--nodes=1",
-        "--ntasks=1",
-        "--export=ALL",
-        "--nodelist=h3",
-        "--cpus-per-task=4",
-        "--overlap",
-        "--mem=0",
-        "--unbuffered",
-        "--input=0",
-        "--kill-on-bad-exit=0",
-        "--quiet",
-        "--job-name=agent",
-        "sh",
-        "-c",
-        "exec python",
-    ]
+    assert shlex.join(srun_command("h3", 1, 4, ["sh", "-c", "exec python"])) == (
+        "srun --het-group=1 --nodes=1 --ntasks=1 --export=ALL --nodelist=h3 --cpus-per-task=4 "
+        "--overlap --mem=0 --unbuffered --input=0 --kill-on-bad-exit=0 --quiet --job-name=agent "
+        "sh -c 'exec python'"
+    )
     plain = srun_command("h3", None, None, [])
     assert not any("het-group" in part or "cpus-per-task" in part for part in plain)
 

@@ -1,8 +1,9 @@
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -13,33 +14,36 @@ from launchers.host.usage import UsageMeter
 from launchpad_lite.testing import LaunchedProgram, poll_until
 
 
+@contextlib.contextmanager
+def worker(code: str) -> Iterator[int]:
+    """The process of a worker, which ends with its children."""
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    try:
+        yield process.pid
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def test_a_worker_that_computes_is_seen_and_one_that_has_gone_is_left_out() -> None:
     meter = UsageMeter()
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        poll_until(lambda: (meter.look({"node": busy.pid})["node"]["cpu"] or 0) > 0)
-        memory_mib = psutil.Process(busy.pid).memory_info().rss / (1 << 20)
-        usage = meter.look({"node": busy.pid})
+    with worker("while True: pass") as pid:
+        poll_until(lambda: (meter.look({"node": pid})["node"]["cpu"] or 0) > 0)
+        memory_mib = psutil.Process(pid).memory_info().rss / (1 << 20)
+        usage = meter.look({"node": pid})
         assert usage["node"]["memory_mib"] == pytest.approx(memory_mib, rel=0.1)
-    finally:
-        busy.kill()
-        busy.wait()
-    assert meter.look({"node": busy.pid}) == {}
+    assert meter.look({"node": pid}) == {}
 
 
 def test_what_children_of_a_worker_use_counts_as_its_own() -> None:
     meter = UsageMeter()
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
-    worker = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
-    try:
-        child = poll_until(psutil.Process(worker.pid).children)[0]
-        poll_until(lambda: (meter.look({"node": worker.pid})["node"]["cpu"] or 0) > 0.3)
-        both = psutil.Process(worker.pid).memory_info().rss + child.memory_info().rss
-        usage = meter.look({"node": worker.pid})
+    with worker(code) as pid:
+        child = poll_until(psutil.Process(pid).children)[0]
+        poll_until(lambda: (meter.look({"node": pid})["node"]["cpu"] or 0) > 0.3)
+        both = psutil.Process(pid).memory_info().rss + child.memory_info().rss
+        usage = meter.look({"node": pid})
         assert usage["node"]["memory_mib"] == pytest.approx(both / (1 << 20), rel=0.1)
-    finally:
-        os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
 
 
 #: In place of the package nvidia-ml-py: each process has 1 MiB of the first GPU, half of it of the last; one fails.
@@ -76,14 +80,9 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("nvml")
 def test_gpu_memory_of_a_worker_and_its_children_is_told_where_nvml_is() -> None:
     meter = UsageMeter()
-    code = "import subprocess, sys; subprocess.run(['sleep', '60'])"
-    worker = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
-    try:
-        poll_until(psutil.Process(worker.pid).children)
-        assert meter.look({"node": worker.pid})["node"]["gpu_memory_mib"] == 3.0
-    finally:
-        os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
+    with worker("import subprocess; subprocess.run(['sleep', '60'])") as pid:
+        poll_until(psutil.Process(pid).children)
+        assert meter.look({"node": pid})["node"]["gpu_memory_mib"] == 3.0
     assert not sys.modules["pynvml"].is_up  # forked workers would inherit its open files
 
 

@@ -25,13 +25,8 @@ pytestmark = [
 def run(*command: "str | Path", folder: Path, is_ok: bool = True, **variables: str) -> str:
     """Runs a command with nothing of this checkout on its path; returns what it prints."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "PYTHON"))}
-    for name in (
-        "GIT_AUTHOR_NAME",
-        "GIT_AUTHOR_EMAIL",
-        "GIT_COMMITTER_NAME",
-        "GIT_COMMITTER_EMAIL",
-    ):
-        environment[name] = "packages@example.org"
+    for who in ("AUTHOR", "COMMITTER"):
+        environment[f"GIT_{who}_NAME"] = environment[f"GIT_{who}_EMAIL"] = "packages@example.org"
     done = subprocess.run(
         command, cwd=folder, env=environment | variables, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True,
@@ -61,17 +56,8 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def install(environment: Path, *what: str) -> Path:
     """Makes an environment that has only these; returns its Python."""
     python = environment / "bin" / "python"
-    if not python.exists():
-        run(
-            *_UV,
-            "venv",
-            "--quiet",
-            "--python",
-            sys.executable,
-            "--seed",
-            environment,
-            folder=Path.cwd(),
-        )
+    venv = (*_UV, "venv", "--quiet", "--seed", "--python", sys.executable)
+    run(*venv, environment, folder=Path.cwd())
     run(*_UV, "pip", "install", "--quiet", "--python", python, *what, folder=Path.cwd())
     return python
 
@@ -108,18 +94,10 @@ def test_a_release_is_a_commit_and_a_tag_with_the_notes_and_the_files(released: 
 
 
 def test_another_clone_of_the_tag_builds_the_same_bytes(released: Path, tmp_path: Path) -> None:
-    run(
-        "git",
-        "clone",
-        "--quiet",
-        "--branch",
-        f"v{_VERSION}",
-        released,
-        tmp_path / "again",
-        folder=tmp_path,
-    )
-    run(sys.executable, ".ci/release.py", "build", folder=tmp_path / "again", TZ="Asia/Tokyo")
-    sums = [(folder / "dist/SHA256SUMS").read_text() for folder in (released, tmp_path / "again")]
+    again = tmp_path / "again"
+    run("git", "clone", "--quiet", f"--branch=v{_VERSION}", released, again, folder=tmp_path)
+    run(sys.executable, ".ci/release.py", "build", folder=again, TZ="Asia/Tokyo")
+    sums = [(folder / "dist/SHA256SUMS").read_text() for folder in (released, again)]
     assert sums[0] == sums[1]
 
 
