@@ -1,10 +1,19 @@
-"""What tests ask of programs that run."""
+"""Programs of tests, and what is asked of them when they run."""
 
 import shlex
 from typing import Any
 
+import launchpad_lite as lp
 from launchers.hosts.arrival import host_command
 from launchpad_lite.testing import poll_until
+
+
+def program_of(name: str = "program", /, **nodes: lp.Node[Any]) -> lp.Program:
+    """Returns a program with one node in each group."""
+    program = lp.Program(name)
+    for label, node in nodes.items():
+        program.add_node(node, label=label)
+    return program
 
 
 def shell_command(pythons: list[str]) -> str:

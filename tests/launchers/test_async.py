@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import launchpad_lite as lp
+from tests.launchers.running import program_of
 
 both = pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
 
@@ -100,8 +101,7 @@ class Stubborn:
 def test_who_sleeps_is_cancelled_after_the_notice(
     launch_program: Any, launcher: str, kind: Any, tmp_path: Path
 ) -> None:
-    program = lp.Program("stubborn")
-    program.add_node(kind(Stubborn, str(tmp_path)), label="node")
+    program = program_of(node=kind(Stubborn, str(tmp_path)))
     result = launch_program(program, launcher, notice_s=0.3).wait()
     assert result.killed == ("node[0]",)
     assert (tmp_path / "cleaned_up").exists()
@@ -122,15 +122,13 @@ async def _fail() -> None:
 def test_a_thread_that_waits_for_the_stop_does_not_hold_up_the_end(
     launch_program: Any, launcher: str
 ) -> None:
-    program = lp.Program("waits")
-    program.add_node(lp.PyNode(_leave_a_thread), label="node")
+    program = program_of(node=lp.PyNode(_leave_a_thread))
     assert launch_program(program, launcher).wait().outcome is lp.Outcome.COMPLETED
 
 
 @both
 def test_an_async_function_fails_as_others_do(launch_program: Any, launcher: str) -> None:
-    program = lp.Program("fails")
-    program.add_node(lp.PyNode(_fail), label="node")
+    program = program_of(node=lp.PyNode(_fail))
     with pytest.raises(lp.NodeFailedError, match="of an async function"):
         launch_program(program, launcher).wait()
 
@@ -152,8 +150,7 @@ def test_what_would_not_be_awaited_is_refused(tmp_path: Path) -> None:
             kind(_make)
     with pytest.raises(TypeError, match="not awaited"):
         lp.register_stop_handler(_make)
-    program = lp.Program("keeps")
-    program.add_node(lp.CourierNode(Keeps), label="keeps")
+    program = program_of(keeps=lp.CourierNode(Keeps))
     with pytest.raises(lp.ProgramError, match=r"Keeps\.save is async"):
         lp.plan(program, "local_mt", checkpoints=str(tmp_path))
 

@@ -18,6 +18,7 @@ import courier
 import launchpad_lite as lp
 from launchers.host.stacks import STACKS_SIGNAL
 from launchpad_lite.testing import poll_until
+from tests.launchers.running import program_of
 from tests.launchers.scripts import Script
 from tests.launchers.timing import Timing
 
@@ -248,8 +249,7 @@ def test_a_node_fails_though_its_exception_ends_or_blocks_whoever_looks_at_it(
 def test_the_report_of_an_exception_of_any_size_is_short(
     launch_program: Any, tmp_path: Path
 ) -> None:
-    program = lp.Program("long")
-    program.add_node(lp.PyNode(_fail_at_length), label="long")
+    program = program_of(long=lp.PyNode(_fail_at_length))
     running = launch_program(program, "test_mp", log_dir=tmp_path / "run")
     error = _failed(running)
     assert len(str(error)) < 1 << 18
@@ -309,8 +309,7 @@ def test_who_is_stuck_in_c_shows_its_stacks_all_the_same(
 
 
 def test_a_program_that_ends_well_keeps_only_its_logs(launch_program: Any, tmp_path: Path) -> None:
-    program = lp.Program("well")
-    program.add_node(lp.PyNode(print, "hello"), label="node")
+    program = program_of(node=lp.PyNode(print, "hello"))
     running = launch_program(program, "test_mp", log_dir=tmp_path / "run")
     running.wait()
     assert running.running.crash_dir is None
@@ -318,8 +317,7 @@ def test_a_program_that_ends_well_keeps_only_its_logs(launch_program: Any, tmp_p
 
 
 def test_a_debugger_without_a_terminal_says_where_it_works(launch_program: Any) -> None:
-    program = lp.Program("debugged")
-    program.add_node(lp.PyNode(pdb.set_trace), label="a")
+    program = program_of(a=lp.PyNode(pdb.set_trace))
     with pytest.raises(lp.NodeFailedError, match=r"a\[0\].*debugger.*breakpoint\(\)"):
         launch_program(program, "test_mp").wait()
 
@@ -330,9 +328,7 @@ def test_a_debugger_without_a_terminal_says_where_it_works(launch_program: Any) 
 def test_a_process_that_dies_without_a_word_is_shown_with_its_last_output(
     launch_program: Any, how: str, expected: str
 ) -> None:
-    program = lp.Program("dies")
-    program.add_node(lp.PyClassNode(Dies, how), label="dies")
-    error = _failed(launch_program(program, "test_mp"))
+    error = _failed(launch_program(program_of(dies=lp.PyClassNode(Dies, how)), "test_mp"))
     assert expected in error.failure.summary
     assert "the last words" in str(error)
     if how == "segfault":  # faulthandler's own words are the last lines

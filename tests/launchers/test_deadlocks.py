@@ -13,6 +13,7 @@ import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
 from launchpad_lite.testing.programs import ProgramLauncher
 from launchpad_lite.worker._liveness import SignsOfLife
+from tests.launchers.running import program_of
 
 
 class Deadlocked:
@@ -104,9 +105,7 @@ def test_a_call_whose_time_is_over_says_for_whom_its_server_waits(deadlock: Any)
 def test_threads_and_tasks_that_are_at_the_same_place_share_one_stack(
     launch_program: Any, kind: type
 ) -> None:
-    program = lp.Program("crowd")
-    program.add_node(lp.CourierNode(kind), label="waits")
-    running = launch_program(program, "test_mt")
+    running = launch_program(program_of(waits=lp.CourierNode(kind)), "test_mt")
     client = running.client("waits")
     for _ in range(5):
         client.futures.wait()
@@ -119,9 +118,7 @@ def test_threads_and_tasks_that_are_at_the_same_place_share_one_stack(
 def test_who_is_ended_by_force_shows_where_it_was(
     launch_program: ProgramLauncher, launcher: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    program = lp.Program("deaf")
-    program.add_node(lp.CourierNode(Deaf), label="deaf")
-    running = launch_program(program, launcher, notice_s=0.2)
+    running = launch_program(program_of("deaf", deaf=lp.CourierNode(Deaf)), launcher, notice_s=0.2)
     running.client("deaf").wait_until_it_runs()
     assert running.stop().killed == ("deaf[0]",)
     assert re.search(r"deaf\[0\].run \w+ \(test_deadlocks.py:\d+: time.sleep", caplog.text)

@@ -11,6 +11,7 @@ import pytest
 
 import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
+from tests.launchers.running import program_of
 from tests.launchers.scripts import Script, without_logs_line
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -135,8 +136,7 @@ def test_what_the_site_opens_as_python_starts_is_open_in_nodes(
         "\n".join([*lines, "logging.getLogger('site').addHandler(handler)"])
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    program = lp.Program("logging")
-    program.add_node(lp.PyNode(_log_to_site, tmp_path), label="node")
+    program = program_of("logging", node=lp.PyNode(_log_to_site, tmp_path))
     assert launch_program(program, "test_mp").wait().outcome is lp.Outcome.COMPLETED
     assert (tmp_path / "site.log").read_text() == "from the node\n"
 
@@ -191,9 +191,7 @@ def _open_descriptors() -> int:
 @pytest.mark.slow
 def test_the_launcher_keeps_no_descriptors(launch_program: Any) -> None:
     def launch_once() -> int:
-        program = lp.Program("descriptors")
-        program.add_node(lp.PyNode(print, "hello"), label="node")
-        launch_program(program, "test_mp").wait()
+        launch_program(program_of(node=lp.PyNode(print, "hello")), "test_mp").wait()
         return _open_descriptors()
 
     before = launch_once()

@@ -28,6 +28,7 @@ from launchpad_lite.life.events import (
 )
 from launchpad_lite.testing import poll_until
 from launchpad_lite.worker.runtime import NodeRuntime, NodeSetup
+from tests.launchers.running import program_of
 
 
 def test_a_worker_hears_of_the_stop_after_something_that_it_cannot_obey(
@@ -80,10 +81,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 def _program() -> lp.Program:
-    program = lp.Program("p")
-    program.add_node(lp.PyNode(print), label="node")
-    program.add_node(lp.PyNode(lp.wait_for_stop), label="other")
-    return program
+    return program_of(node=lp.PyNode(print), other=lp.PyNode(lp.wait_for_stop))
 
 
 @pytest.mark.parametrize("name", ["node[0]", "launchpad-node[0]"])
@@ -177,9 +175,7 @@ class LeavesThread:
 def test_a_node_that_has_ended_says_which_threads_its_process_waits_for(
     launch_program: Any,
 ) -> None:
-    program = lp.Program("lingers")
-    program.add_node(lp.CourierNode(LeavesThread), label="node")
-    running = launch_program(program, "test_mp")
+    running = launch_program(program_of(node=lp.CourierNode(LeavesThread)), "test_mp")
     assert running.wait().outcome is lp.Outcome.COMPLETED
     told = "".join(line.decode() for _, line in running.running.output() if line)
     assert "the node has ended, but its process waits for loads" in told

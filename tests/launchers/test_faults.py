@@ -24,7 +24,7 @@ import pytest
 import launchpad_lite as lp
 from launchpad_lite.parts.marks import MARK
 from launchpad_lite.testing import poll_until
-from tests.launchers.running import states
+from tests.launchers.running import program_of, states
 from tests.launchers.scripts import Script, kill, without_logs_line
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -631,8 +631,7 @@ def _leaves_an_orphan() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_hundred_restarts_leave_the_agent_as_it_was(launch_program: Any) -> None:
-    program = lp.Program("restarts")
-    program.add_node(lp.PyNode(_leaves_an_orphan), label="node")
+    program = program_of("restarts", node=lp.PyNode(_leaves_an_orphan))
     policy = lp.RestartPolicy("always", backoff_s=0.01, max_backoff_s=0.01)
     running = launch_program(program, "test_mp", restart=policy)
     agent = _agent_here()
@@ -654,8 +653,7 @@ def _fails_beside_a_daemon_that_prints() -> None:
 
 @pytest.mark.slow
 def test_what_a_dead_worker_left_may_print_for_ever(launch_program: Any) -> None:
-    program = lp.Program("prints")
-    program.add_node(lp.PyNode(_fails_beside_a_daemon_that_prints), label="node")
+    program = program_of(node=lp.PyNode(_fails_beside_a_daemon_that_prints))
     policy = lp.RestartPolicy(backoff_s=0.01)
     running = launch_program(program, "test_mp", restart=policy)
     poll_until(lambda: running.running.status()[0].restarts == 3, 30)

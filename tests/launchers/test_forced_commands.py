@@ -14,14 +14,9 @@ from launchpad_lite.nodes import command
 from launchpad_lite.nodes.command import _Command
 from launchpad_lite.testing import poll_until
 from tests.launchers.marks import Marked
+from tests.launchers.running import program_of
 
 _FAMILY = "sleep 1000 & setsid sleep 1000 & touch up; "
-
-
-def _program(node: Any) -> lp.Program:
-    program = lp.Program("forced")
-    program.add_node(node, label="node")
-    return program
 
 
 def _take_time(file: Path, seconds: float) -> None:
@@ -47,7 +42,7 @@ def test_nothing_is_left_of_a_command_whose_thread_is_forced_out_of_its_start(
 
     monkeypatch.setattr(subprocess, "Popen", SlowPopen)
     node = lp.CommandNode(_FAMILY + "sleep 1000", cwd=tmp_path, ready=ready)
-    running = launch_program(_program(node), "test_mt", notice_s=20.0)
+    running = launch_program(program_of(node=node), "test_mt", notice_s=20.0)
     for file in ("up", "starts"):
         poll_until((tmp_path / file).exists, 20)
     running.running.kill()
@@ -70,7 +65,7 @@ def test_a_thread_that_is_forced_out_of_a_look_at_processes_leaves_no_file_open(
 
     monkeypatch.setattr(command, "marked", look_slowly)
     node = lp.CommandNode("touch up; exec sleep 1000", cwd=tmp_path)
-    running = launch_program(_program(node), "test_mt", notice_s=20.0)
+    running = launch_program(program_of(node=node), "test_mt", notice_s=20.0)
     poll_until((tmp_path / "up").exists, 20)
     running.running.request_stop("the test")
     poll_until((tmp_path / "slow").exists, 20)
@@ -92,7 +87,7 @@ def test_nothing_is_left_of_a_command_whose_thread_is_forced_out_of_its_end(
 
     monkeypatch.setattr(_Command, "_end", slow_end)
     node = lp.CommandNode(_FAMILY + "exit 0", cwd=tmp_path)
-    running = launch_program(_program(node), "test_mt", notice_s=20.0)
+    running = launch_program(program_of(node=node), "test_mt", notice_s=20.0)
     poll_until((tmp_path / "ends").exists, 20)
     running.running.kill()
     running.running.join(60)

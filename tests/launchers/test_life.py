@@ -14,6 +14,7 @@ import pytest
 import courier
 import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
+from tests.launchers.running import program_of
 from tests.launchers.timing import Timing
 
 
@@ -67,9 +68,7 @@ def test_several_programs_run_side_by_side(launch_program: Any) -> None:
 
 
 def test_a_result_that_cannot_be_pickled_harms_the_call_only(launch_program: Any) -> None:
-    program = lp.Program("unpicklable")
-    program.add_node(lp.CourierNode(Server), label="server")
-    running = launch_program(program)
+    running = launch_program(program_of("unpicklable", server=lp.CourierNode(Server)))
     with pytest.raises((courier.CourierError, TypeError)):
         running.client("server").unpicklable()
     assert running.client("server").ping(3) == 3
@@ -84,16 +83,13 @@ def _leave_a_daemon_thread() -> None:
 
 
 def test_daemon_threads_of_a_node_do_not_hold_it(launch_program: Any) -> None:
-    program = lp.Program("daemon_thread")
-    program.add_node(lp.PyNode(_leave_a_daemon_thread), label="node")
+    program = program_of(node=lp.PyNode(_leave_a_daemon_thread))
     assert launch_program(program, "test_mp").wait().outcome is lp.Outcome.COMPLETED
 
 
 @pytest.mark.slow
 def test_other_threads_hold_a_node_until_the_notice_is_over(launch_program: Any) -> None:
-    program = lp.Program("thread")
-    program.add_node(lp.PyNode(_leave_a_thread), label="node")
-    running = launch_program(program, "test_mp", notice_s=0.3)
+    running = launch_program(program_of(node=lp.PyNode(_leave_a_thread)), "test_mp", notice_s=0.3)
     poll_until(lambda: running.running.status()[0].state == "running")
     assert running.stop().killed == ("node[0]",)
 
@@ -217,9 +213,7 @@ def test_a_call_to_a_node_that_has_ended_fails_instead_of_waiting(
 
 
 def test_the_launching_process_too_is_told_that_a_node_has_ended(launch_program: Any) -> None:
-    program = lp.Program("ended")
-    program.add_node(lp.CourierNode(Ends), label="ends")
-    program.add_node(lp.PyNode(lp.wait_for_stop), label="waits")
+    program = program_of(ends=lp.CourierNode(Ends), waits=lp.PyNode(lp.wait_for_stop))
     running = launch_program(program)
     client = running.client("ends")
 
@@ -237,9 +231,7 @@ def test_the_launching_process_too_is_told_that_a_node_has_ended(launch_program:
 
 
 def test_errors_after_the_end_name_the_node_and_why_it_is_gone(launch_program: Any) -> None:
-    program = lp.Program("killed")
-    program.add_node(lp.CourierNode(Server), label="server")
-    running = launch_program(program, "test_mp")
+    running = launch_program(program_of("killed", server=lp.CourierNode(Server)), "test_mp")
     client = running.client("server")
     # Its program may have ended before the client sees that the connection has.
     errors = (courier.ServerLostError, courier.CallCancelledError)
@@ -253,9 +245,7 @@ def test_errors_after_the_end_name_the_node_and_why_it_is_gone(launch_program: A
 
 
 def test_a_client_made_after_the_end_of_its_program_does_not_wait(launch_program: Any) -> None:
-    program = lp.Program("over")
-    program.add_node(lp.CourierNode(Server), label="server")
-    running = launch_program(program, "test_mt")
+    running = launch_program(program_of(server=lp.CourierNode(Server)), "test_mt")
     running.stop()
     with pytest.raises(courier.CallCancelledError):
         running.client("server").ping()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import launchpad_lite as lp
+from tests.launchers.running import program_of
 from tests.launchers.timing import Timing
 
 OFTEN = lp.RestartPolicy(max_restarts=50, backoff_s=0.01)
@@ -55,9 +56,7 @@ class Stuck:
 
 
 def _program(how: str, folder: Path) -> lp.Program:
-    program = lp.Program("hung")
-    program.add_node(lp.CourierNode(Stuck, how, str(folder / "mark")), label="stuck")
-    return program
+    return program_of(stuck=lp.CourierNode(Stuck, how, str(folder / "mark")))
 
 
 @pytest.mark.parametrize(
@@ -109,9 +108,7 @@ def test_without_a_policy_a_hung_node_ends_the_program_with_its_stack(
 
 @pytest.mark.slow
 def test_a_node_that_shows_its_life_is_left_alone(launch_program: Any) -> None:
-    program = lp.Program("alive")
-    program.add_node(lp.CourierNode(Busy), label="busy")
-    program.add_node(lp.PyNode(beat), label="beats")
+    program = program_of(busy=lp.CourierNode(Busy), beats=lp.PyNode(beat))
     limits = {
         "busy": lp.Liveness(health_s=9.0),
         "beats": lp.Liveness(health_s=9.0, heartbeat_s=9.0),

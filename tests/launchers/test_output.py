@@ -22,6 +22,7 @@ from launchers.supervision.agent_link import start_agent_here
 from launchpad_lite.launching import AddressTable, LaunchOptions
 from launchpad_lite.parts.as_json import to_json
 from launchpad_lite.testing import poll_until
+from tests.launchers.running import program_of
 from tests.launchers.scripts import Script, without_logs_line
 
 _MANY = """
@@ -124,8 +125,7 @@ def _count(lines: int) -> None:
 def test_a_log_keeps_its_beginning_and_its_end_within_its_limit(
     launch_program: Any, tmp_path: Path
 ) -> None:
-    program = lp.Program("much")
-    program.add_node(lp.PyNode(_count, 100_000), label="count")
+    program = program_of(count=lp.PyNode(_count, 100_000))
     running = launch_program(program, "test_mp", log_dir=tmp_path / "run", log_limit_mib=0.3)
     running.wait()
     said = [line for node, line in running.running.output() if node == "count[0]"]
@@ -137,8 +137,7 @@ def test_a_log_keeps_its_beginning_and_its_end_within_its_limit(
 
 @pytest.mark.parametrize("limit", [0, -1, float("nan")])
 def test_a_limit_that_cannot_be_is_refused(limit: float) -> None:
-    program = lp.Program("none")
-    program.add_node(lp.PyNode(_count, 1), label="count")
+    program = program_of(count=lp.PyNode(_count, 1))
     with pytest.raises(ValueError, match="log_limit_mib"):
         lp.launch(program, "test_mp", log_limit_mib=limit)
 
@@ -244,9 +243,7 @@ def _fail() -> None:
 def test_what_happens_to_a_node_is_said_before_output_that_waits_and_its_end_after_its_own() -> (
     None
 ):
-    program = lp.Program("flood")
-    program.add_node(lp.PyNode(_flood), label="flood")
-    program.add_node(lp.PyNode(_fail), label="fail")
+    program = program_of("flood", flood=lp.PyNode(_flood), fail=lp.PyNode(_fail))
     table = AddressTable({}, Secret.generate())
     work = payloads(lp.plan(program, "test_mp"), table, LaunchOptions())
     link = start_agent_here()

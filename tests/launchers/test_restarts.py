@@ -13,6 +13,7 @@ import pytest
 import courier
 import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
+from tests.launchers.running import program_of
 
 QUICK = lp.RestartPolicy(backoff_s=0.01, max_restarts=50)
 
@@ -61,9 +62,7 @@ class Stuck:
 
 
 def _service(marks: Path) -> lp.Program:
-    program = lp.Program("service")
-    program.add_node(lp.CourierNode(Service, str(marks)), label="service")
-    return program
+    return program_of(service=lp.CourierNode(Service, str(marks)))
 
 
 def _restarts(result: lp.ProgramResult) -> list[tuple[str, int]]:
@@ -104,8 +103,7 @@ def test_a_killed_node_comes_back_at_its_address_and_knows_that_it_did(
 def test_a_node_that_ends_to_start_again_fails_only_if_it_is_not_restarted(
     launch_program: Any, is_restarted: bool
 ) -> None:
-    program = lp.Program("stuck")
-    program.add_node(lp.PyClassNode(Stuck), label="stuck")
+    program = program_of(stuck=lp.PyClassNode(Stuck))
     if is_restarted:
         policy = lp.RestartPolicy(backoff_s=0.01, max_restarts=1)
         assert len(launch_program(program, "test_mp", restart=policy).wait().restarts) == 4
@@ -117,8 +115,7 @@ def test_a_node_that_ends_to_start_again_fails_only_if_it_is_not_restarted(
 def test_a_long_wait_for_a_restart_is_shown_and_a_stop_ends_it(
     launch_program: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    program = lp.Program("waits")
-    program.add_node(lp.PyClassNode(Fails, 100), label="fails")
+    program = program_of("waits", fails=lp.PyClassNode(Fails, 100))
     policy = lp.RestartPolicy(backoff_s=1000, max_backoff_s=1000, jitter=0)
     running = launch_program(program, "test_mp", restart=policy)
     poll_until(lambda: running.running.status()[0].state == "restarting", 30)

@@ -21,6 +21,7 @@ from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import Outcome, ProgramResult
 from launchpad_lite.launching.crash import write_crash_report
 from launchpad_lite.parts.log_file import FollowedLogs
+from tests.launchers.running import program_of
 
 
 @pytest.fixture
@@ -67,9 +68,7 @@ def test_the_oldest_runs_go_where_nobody_has_named_the_folder(
     monkeypatch.setenv("LAUNCHPAD_KEEP_RUNS", "3")
     base = make_run_folder("demo").parent
     used, *old = [_make_old_run(base, number) for number in range(6)]
-    program = lp.Program("waits")
-    program.add_node(lp.PyNode(lp.wait_for_stop), label="node")
-    launch_program(program, "test_mp", log_dir=used)
+    launch_program(program_of(node=lp.PyNode(lp.wait_for_stop)), "test_mp", log_dir=used)
     for each in (used / "actor", used):
         os.utime(each, (0, 0))  # it has said nothing for long
     changed = old[1]
@@ -173,8 +172,7 @@ def _as_nobody() -> Iterator[None]:
 
 
 def test_reports_do_not_go_where_a_link_leads(tmp_path: Path, precious: Path) -> None:
-    program = lp.Program("demo")
-    program.add_node(lp.PyNode(print), label="node")
+    program = program_of(node=lp.PyNode(print))
     others = tmp_path / "others"
     others.mkdir()
     precious.rename(others / "precious.txt")
@@ -236,9 +234,7 @@ def test_a_log_is_no_link(tmp_path: Path, precious: Path) -> None:
 
 
 def test_reports_take_the_place_of_links(tmp_path: Path, precious: Path) -> None:
-    program = lp.Program("demo")
-    program.add_node(lp.PyNode(print), label="node")
-    plan = lp.plan(program)
+    plan = lp.plan(program_of(node=lp.PyNode(print)))
     (tmp_path / "report.txt").symlink_to(precious)
     for _ in range(2):  # also where an earlier run was
         write_crash_report(tmp_path, plan, ProgramResult(Outcome.FAILED), {"node[0]": "here"})

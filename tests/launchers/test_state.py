@@ -16,7 +16,7 @@ import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
 from launchpad_lite.testing.programs import call_until_answered
 from tests.launchers.counting import Counter
-from tests.launchers.running import first_pid
+from tests.launchers.running import first_pid, program_of
 from tests.launchers.scripts import Script
 
 QUICK = lp.RestartPolicy(backoff_s=0.01, max_restarts=50)
@@ -84,9 +84,7 @@ class Stateless:
 
 
 def _program(constructor: Any = Counter) -> lp.Program:
-    program = lp.Program("state")
-    program.add_node(lp.CourierNode(constructor), label="counter")
-    return program
+    return program_of(counter=lp.CourierNode(constructor))
 
 
 def test_state_is_saved_on_a_period(launch_program: Any, tmp_path: Path) -> None:
@@ -108,8 +106,7 @@ def test_a_node_that_says_where_its_state_is_whole_is_saved_there_only(
     launch_program: Any, tmp_path: Path
 ) -> None:
     pair = Pair()
-    program = lp.Program("pair")
-    program.add_node(lp.PyClassNode(lambda: pair), label="pair")
+    program = program_of(pair=lp.PyClassNode(lambda: pair))
     checkpoints = lp.Checkpoints(tmp_path, period_s=0.01)
     launch_program(program, "local_mt", checkpoints=checkpoints).wait()
     assert len(pair.seen) == 4  # and one at its end
@@ -196,8 +193,7 @@ def test_state_that_cannot_be_saved_at_the_end_is_a_failure(
 def test_nothing_half_done_is_left_of_a_node_that_is_killed_while_it_saves(
     launch_program: Any, tmp_path: Path
 ) -> None:
-    program = lp.Program("half")
-    program.add_node(lp.CourierNode(Hanging, str(tmp_path / "saving")), label="hanging")
+    program = program_of(hanging=lp.CourierNode(Hanging, str(tmp_path / "saving")))
     folder = tmp_path / "checkpoints"
     running = launch_program(program, "test_mp", checkpoints=folder, notice_s=60)
     running.client("hanging").add()
@@ -236,8 +232,7 @@ class Torn:
 def test_no_checkpoint_is_made_of_what_a_forced_end_has_broken_off(
     launch_program: Any, tmp_path: Path, launcher: str
 ) -> None:
-    program = lp.Program("torn")
-    program.add_node(lp.PyClassNode(Torn, tmp_path), label="torn")
+    program = program_of(torn=lp.PyClassNode(Torn, tmp_path))
     checkpoints = lp.Checkpoints(tmp_path / "kept", period_s=0.02)
     running = launch_program(program, launcher, notice_s=0.1, checkpoints={"torn": checkpoints})
     poll_until((tmp_path / "a checkpoint waits").exists)
