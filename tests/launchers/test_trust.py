@@ -15,8 +15,6 @@ from typing import Any
 import grpc
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID
 
 import courier
 from launchers.hosts.trust import Authority
@@ -136,18 +134,10 @@ def test_a_certificate_bears_all_its_names_once(authority: Authority) -> None:
     assert numbers == ["10.0.0.7", "fe80::1", "127.0.0.1", "::1"]
 
 
-def test_certificates_serve_both_sides_with_fresh_keys_and_issue_no_others(
-    authority: Authority,
-) -> None:
+def test_certificates_have_fresh_keys_and_issue_no_others(authority: Authority) -> None:
     first, second = authority.issue("node"), authority.issue("node")
     assert first.key != second.key
-    certificate = _certificate(first)
-    key = certificate.public_key()
-    assert isinstance(key, ec.EllipticCurvePublicKey)
-    assert isinstance(key.curve, ec.SECP256R1)
-    extensions = certificate.extensions
-    purposes = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    assert set(purposes) == {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}
+    extensions = _certificate(first).extensions
     constraints = extensions.get_extension_for_class(x509.BasicConstraints)
     assert (constraints.value.ca, constraints.critical) == (False, True)
     usage = extensions.get_extension_for_class(x509.KeyUsage).value
