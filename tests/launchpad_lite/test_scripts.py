@@ -231,36 +231,6 @@ def test_options_of_launchers_are_chosen_on_the_command_line(run_script: Any) ->
     )
 
 
-FAILING_SCRIPT = """
-import sys
-import launchpad_lite as lp
-
-class Worker:
-    def run(self):
-        lp.wait_for_stop()
-
-class Bad:
-    def run(self):
-        raise ValueError("the cause of it")
-
-if __name__ == "__main__":
-    program = lp.Program("fails")
-    program.add_node(lp.PyClassNode(Worker), label="worker")
-    program.add_node(lp.PyClassNode(Bad), label="bad")
-    lp.launch(program)
-"""
-
-
-def test_a_failure_that_the_script_handled_does_not_change_its_exit_code(run_script: Any) -> None:
-    source = FAILING_SCRIPT + (
-        "    try:\n        lp.launch(program).wait()\n"
-        "    except lp.NodeFailedError as error:\n        print(error.failure.node)\n"
-    )
-    done = run_script(source.replace("    lp.launch(program)\n", "", 1), "--launcher=local_mt")
-    assert done.returncode == 0, done.stderr
-    assert "bad[0]" in done.stdout
-
-
 def test_launch_takes_exactly_one_program() -> None:
     one, two = lp.Program("one"), lp.Program("two")
     for wrong in ([], [one, two], None, "one"):
@@ -563,54 +533,7 @@ def test_classes_of_the_script_decorate_methods_with_batched_handler(run_script:
     assert "42 base1" in done.stdout
 
 
-_FAILING_AFTER_THE_LAUNCH = """
-import launchpad_lite as lp
-
-def work():
-    lp.wait_for_stop(1.0)
-
-if __name__ == "__main__":
-    program = lp.Program("goes_on")
-    program.add_node(lp.PyNode(work), label="work")
-    lp.launch(program, "local_mt")
-    raise KeyError("of the script")
-"""
-
-
-def test_a_script_that_fails_says_that_it_waits_for_its_program(run_script: Any) -> None:
-    done = run_script(_FAILING_AFTER_THE_LAUNCH)
-    traceback, told = done.stderr.split("KeyError: 'of the script'\n")
-    assert "Traceback" in traceback
-    assert told == "launchpad: the script failed; waiting for 'goes_on'. Ctrl-C stops it\n"
-    assert done.returncode == 1
-
-
-_HOOK_BETWEEN_LAUNCHES = """
-import sys
-import launchpad_lite as lp
-
-def launch():
-    program = lp.Program("ends")
-    program.add_node(lp.PyNode(print, "it ran"), label="prints")
-    lp.launch(program, "local_mt").wait()
-
-if __name__ == "__main__":
-    launch()
-    before = sys.excepthook
-    sys.excepthook = lambda *error: before(*error)
-    launch()
-    raise KeyError("of the script")
-"""
-
-
-def test_hooks_of_others_between_two_launches_show_an_error_once(run_script: Any) -> None:
-    done = run_script(_HOOK_BETWEEN_LAUNCHES)
-    assert done.stderr.count("KeyError: 'of the script'") == 1
-    assert "RecursionError" not in done.stderr
-    assert done.returncode == 1
-
-
-_OTHER_HOOK_BETWEEN_LAUNCHES = """
+_FAILING_AFTER_LAUNCHES = """
 import sys
 import launchpad_lite as lp
 
@@ -622,24 +545,34 @@ def launch(seconds):
 if __name__ == "__main__":
     launch(0.0).wait()
     before = sys.excepthook
-    if CALLS:
-        sys.excepthook = lambda *error: before(*error)
-    else:
-        sys.excepthook = lambda *error: print("other hook", file=sys.stderr)
-    launch(1.0)
+    HOOK
+    running = launch(1.0)
+    WAIT
     raise KeyError("of the script")
 """
+_CALLS_OURS = "sys.excepthook = lambda *error: before(*error)"
+_CALLS_NONE = "sys.excepthook = lambda *error: print('other hook', file=sys.stderr)"
+_WAITS = "launchpad: the script failed; waiting for 'goes_on'. Ctrl-C stops it\n"
 
 
 @pytest.mark.parametrize(
-    ("calls", "shown"), [(True, "KeyError: 'of the script'"), (False, "other hook")]
+    ("hook", "wait", "shown", "told"),
+    [
+        ("", "", "KeyError: 'of the script'", _WAITS),
+        (_CALLS_OURS, "", "KeyError: 'of the script'", _WAITS),
+        (_CALLS_NONE, "", "other hook", _WAITS),
+        (_CALLS_OURS, "running.wait()", "KeyError: 'of the script'", ""),
+    ],
+    ids=["no hook", "a hook that calls ours", "a hook that calls none", "nothing to wait for"],
 )
-def test_hooks_of_others_between_two_launches_hide_no_wait(
-    run_script: Any, calls: bool, shown: str
+def test_a_script_that_fails_shows_its_error_once_and_that_it_waits_whatever_hooks_others_have(
+    run_script: Any, hook: str, wait: str, shown: str, told: str
 ) -> None:
-    done = run_script(_OTHER_HOOK_BETWEEN_LAUNCHES.replace("CALLS", str(calls)))
-    _, told = done.stderr.split(f"{shown}\n")
-    assert told == "launchpad: the script failed; waiting for 'goes_on'. Ctrl-C stops it\n"
+    done = run_script(_FAILING_AFTER_LAUNCHES.replace("HOOK", hook).replace("WAIT", wait))
+    traceback, after = done.stderr.split(f"{shown}\n")
+    assert after == told
+    assert ("Traceback" in traceback) == (hook != _CALLS_NONE)
+    assert "RecursionError" not in traceback
     assert done.returncode == 1
 
 
