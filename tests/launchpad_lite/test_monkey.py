@@ -91,35 +91,6 @@ def monkey_of(program: Any, *faults: Fault, **options: Any) -> Monkey:
     return Monkey(program, **{"seed": 7, "faults": faults, "mean_interval_s": 0.02, **options})
 
 
-def test_a_killed_worker_is_what_the_program_fails_of(program: Any) -> None:
-    # Two that are killed soon after each other may be seen to die in any order. With this seed the
-    # first is killed at once, the second 12 s later.
-    monkey = monkey_of(program, Fault.KILL, seed=379, labels=["caller"], mean_interval_s=5.0)
-    with monkey, pytest.raises(lp.NodeFailedError) as failed:
-        program.wait()
-    first = monkey.injected[0]
-    assert first.fault is Fault.KILL
-    assert first.at_s > 0
-    assert failed.value.failure.node == first.node
-    assert "SIGKILL" in str(failed.value)
-
-
-def test_each_kill_is_found_in_the_history(launch_program: Any) -> None:
-    graph = lp.Program("history")
-    graph.add_node(lp.CourierNode(Counter), label="counter")
-    policy = lp.RestartPolicy(max_restarts=1000, backoff_s=0.01, max_backoff_s=0.01)
-    launched = launch_program(graph, "test_mp", restart=policy)
-    # A worker that was hit takes milliseconds to die, and is not hit twice.
-    with monkey_of(launched, Fault.KILL, mean_interval_s=0.001) as monkey:
-        poll_until(lambda: len(monkey.injected) >= 5, 60)
-    poll_until(lambda: launched.running.status()[0].restarts == len(monkey.injected))
-    ends = [restart.failure for restart in launched.stop().restarts]
-    assert [each.attempt for each in monkey.injected] == list(range(len(monkey.injected)))
-    assert [(end.node, end.attempt) for end in ends] == [
-        (each.node, each.attempt) for each in monkey.injected
-    ]
-
-
 @pytest.mark.parametrize("fault", [Fault.PAUSE, Fault.DELAY])
 def test_a_program_completes_through_pauses(program: Any, fault: Fault) -> None:
     pids = {each.name: each.pid for each in program.running.status()}
