@@ -281,11 +281,6 @@ SIGNALS: dict[str, tuple[str, str, int, str]] = {
     "registering in a thread": (
         "in_thread(lp.register_stop_handler)", "SIGINT", -2, "interrupted",
     ),
-    "a failing handler stops no other": (
-        ("def bad():\n    raise ValueError('bad handler')\n"
-        "lp.register_stop_handler(handler); lp.register_stop_handler(bad)"),
-        "SIGINT", -2, "called 2 interrupted",
-    ),
     "own handlers stay": (
         ("signal.signal(signal.SIGINT, lambda *_: print('mine', flush=True))\n"
         "lp.register_stop_handler(handler)"),
@@ -324,8 +319,6 @@ def test_signals_in_a_script_with_stop_handlers(run_script: Any, case: str) -> N
     body, signal, code, output = SIGNALS[case]
     done = run_script(SIGNAL_SCRIPT.format(body=body, signal=signal))
     assert (done.returncode, done.stdout.split()) == (code, output.split()), done.stderr
-    if "bad handler" in body:
-        assert "bad handler" in done.stderr
 
 
 @pytest.mark.parametrize("hiding", ["courier.py", "launchers/__init__.py"])
