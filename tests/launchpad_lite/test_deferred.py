@@ -70,12 +70,6 @@ def probe_of(launch_program: Any, launcher: str, *args: Any, **kwargs: Any) -> A
     return launch_program(program, launcher).client("probe")
 
 
-def plan_of(*args: Any) -> lp.LaunchPlan:
-    program = lp.Program("deferred")
-    program.add_node(lp.CourierNode(Probe, *args), label="probe")
-    return lp.plan(program, "test_mp")
-
-
 @pytest.mark.parametrize("launcher", [*LAUNCHERS, "test_mp"])
 def test_what_cannot_be_pickled_is_made_in_the_node(launch_program: Any, launcher: str) -> None:
     Locked.made = 0
@@ -138,20 +132,6 @@ def test_the_error_of_its_constructor_is_the_failure_of_the_node(
         assert "lp.Deferred(fail)" in told
 
 
-@pytest.mark.parametrize(
-    ("deferred", "place"),
-    [
-        (lp.Deferred(Locked, 1, [threading.Lock()]), r"argument 1\.args\[1\]\[0\] \(a lock\)"),
-        (lp.Deferred(Locked, key=threading.Lock()), r"argument 1\.kwargs\['key'\] \(a lock\)"),
-        (lp.Deferred(Locked, lp.Deferred(Locked, threading.Lock())), r"argument 1\..*\(a lock\)"),
-        (lp.Deferred(Locked, lp.CourierNode(Server)), r"argument 1\.args\[0\].*is a node"),
-    ],
-)
-def test_mistakes_in_its_arguments_are_named_with_their_place(deferred: Any, place: str) -> None:
-    with pytest.raises(lp.ProgramError, match=place):
-        plan_of(0, deferred)
-
-
 def test_it_is_constructed_once_here_too_if_it_is_asked_for() -> None:
     deferred = lp.Deferred(Locked, lp.Deferred(dict, a=1))
     made = deferred.dereference()
@@ -162,7 +142,8 @@ def test_it_is_constructed_once_here_too_if_it_is_asked_for() -> None:
     assert deferred.dereference() is made is lp.maybe_dereference(deferred)
     assert lp.maybe_dereference(made) is made
     assert lp.maybe_dereference(None) is None
-    assert plan_of(deferred).executables
+    program = lp.make_program(lp.CourierNode(Probe, deferred))
+    assert lp.plan(program, "test_mp").executables
 
 
 def test_one_with_a_handle_is_that_of_the_program_that_runs() -> None:

@@ -137,6 +137,12 @@ def in_a_cycle(thing: object) -> Box:
         (functools.partial(print, end=threading.Lock()), "argument 0.keywords['end']"),
         (Box(threading.Lock()).get, "argument 0.__self__.content"),
         (in_a_cycle(threading.Lock()), "argument 0.content[1]"),
+        (lp.Deferred(Service, 1, [threading.Lock()]), "argument 0.args[1][0]"),
+        (lp.Deferred(Service, key=threading.Lock()), "argument 0.kwargs['key']"),
+        (
+            lp.Deferred(Service, lp.Deferred(Service, threading.Lock())),
+            "argument 0.args[0].args[0]",
+        ),
     ],
 )
 def test_what_cannot_be_pickled_is_named_with_its_path(thing: object, path: str) -> None:
@@ -159,7 +165,7 @@ def test_all_mistakes_are_told_together_each_with_node_and_argument() -> None:
         program.add_node(lp.CourierNode(Service, threading.Lock(), lost))
         program.add_node(lp.CourierNode(Service, [1, lost]))
         program.add_node(lp.PyClassNode(Service, servers={"x": Box(silent)}))
-        program.add_node(lp.PyNode(print, (node,)))
+        program.add_node(lp.PyNode(print, lp.Deferred(Service, node)))
     found = mistakes_of(program, resources={"nobody": {}, "caller": {"cpu": -1}})
     expected = [
         r"unknown group 'nobody'; the groups are: silent, server, caller",
@@ -173,7 +179,7 @@ def test_all_mistakes_are_told_together_each_with_node_and_argument() -> None:
             r"caller\[3\] PyClassNode\(Service\): argument 'servers'\['x'\]\.content .*silent\[0\].*"
             r"PyNode\(print\) serves nothing"
         ),
-        r"caller\[4\] PyNode\(print\): argument 0\[0\] .*CourierNode.*node where a handle should be",
+        r"caller\[4\] PyNode\(print\): argument 0\.args\[0\] .*CourierNode.*node where a handle should be",
     ]
     assert len(found) == len(expected)
     for mistake, pattern in zip(found, expected, strict=True):
