@@ -38,51 +38,36 @@ def test_a_policy_may_be_written_shortly(given_: Any, expected: RestartPolicy) -
 
 
 @pytest.mark.parametrize(
-    ("given_", "text"),
+    ("given_", "error", "text"),
     [
-        (
-            "sometimes",
-            "a restart policy is one of 'never', 'on_failure', 'always', not 'sometimes'",
-        ),
-        ({"when": None}, "a restart policy is one of 'never', 'on_failure', 'always', not None"),
-        ({"when": ["never"]}, "a restart policy is one of"),
-        (
-            {"max_restart": 3},
-            "unknown setting 'max_restart' (did you mean 'max_restarts'?); known are when, max_restarts, window_s, backoff_s",
-        ),
-        ({1: 2, "z": 3}, "unknown setting 'z'; known are when"),
-        ({"max_restarts": -1}, "max_restarts is at least 0, not -1"),
-        ({"window_s": 0}, "window_s cannot be 0"),
-        ({"window_s": math.nan}, "window_s cannot be nan"),
-        ({"backoff_s": -0.1}, "backoff_s cannot be -0.1"),
-        ({"backoff_s": math.inf}, "backoff_s cannot be inf"),
-        ({"max_backoff_s": math.inf}, "max_backoff_s cannot be inf"),
-        ({"window_s": 10**400}, "window_s cannot be"),
-        ({"backoff_s": 10**400}, "backoff_s cannot be"),
-        ({"jitter": -0.1}, "jitter cannot be -0.1"),
-        ({"jitter": 1.1}, "jitter is a part of the delay, 0 to 1, not 1.1"),
+        ("sometimes", ValueError, "is one of 'never', 'on_failure', 'always', not 'sometimes'"),
+        ({"when": None}, ValueError, "is one of 'never', 'on_failure', 'always', not None"),
+        ({"when": ["never"]}, ValueError, "a restart policy is one of"),
+        ({"max_restart": 3}, ValueError, "did you mean 'max_restarts'?); known are when, max_"),
+        ({1: 2, "z": 3}, ValueError, "unknown setting 'z'; known are when"),
+        ({"max_restarts": -1}, ValueError, "max_restarts is at least 0, not -1"),
+        ({"window_s": 0}, ValueError, "window_s cannot be 0"),
+        ({"window_s": math.nan}, ValueError, "window_s cannot be nan"),
+        ({"backoff_s": -0.1}, ValueError, "backoff_s cannot be -0.1"),
+        ({"backoff_s": math.inf}, ValueError, "backoff_s cannot be inf"),
+        ({"max_backoff_s": math.inf}, ValueError, "max_backoff_s cannot be inf"),
+        ({"window_s": 10**400}, ValueError, "window_s cannot be"),
+        ({"backoff_s": 10**400}, ValueError, "backoff_s cannot be"),
+        ({"jitter": -0.1}, ValueError, "jitter cannot be -0.1"),
+        ({"jitter": 1.1}, ValueError, "jitter is a part of the delay, 0 to 1, not 1.1"),
+        (None, TypeError, "expected lp.RestartPolicy, its name or a dict, got None"),
+        ({"max_restarts": 1.5}, TypeError, "max_restarts is a whole number, not 1.5"),
+        ({"max_restarts": True}, TypeError, "max_restarts is a whole number, not True"),
+        ({"window_s": "10"}, TypeError, "window_s is a number, not '10'"),
+        ({"backoff_s": None}, TypeError, "backoff_s is a number, not None"),
+        ({"jitter": False}, TypeError, "jitter is a number, not False"),
+        ({"moves": "h2"}, TypeError, "moves is True or False, not 'h2'"),
     ],
 )
-def test_policies_that_cannot_be_are_refused(given_: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(text)):
-        RestartPolicy.of(given_)
-
-
-@pytest.mark.parametrize(
-    ("given_", "text"),
-    [
-        (None, "expected lp.RestartPolicy, its name or a dict, got None"),
-        (3, "expected lp.RestartPolicy, its name or a dict, got 3"),
-        ({"max_restarts": 1.5}, "max_restarts is a whole number, not 1.5"),
-        ({"max_restarts": True}, "max_restarts is a whole number, not True"),
-        ({"window_s": "10"}, "window_s is a number, not '10'"),
-        ({"backoff_s": None}, "backoff_s is a number, not None"),
-        ({"jitter": False}, "jitter is a number, not False"),
-        ({"moves": "h2"}, "moves is True or False, not 'h2'"),
-    ],
-)
-def test_policies_of_the_wrong_type_are_refused(given_: Any, text: str) -> None:
-    with pytest.raises(TypeError, match=re.escape(text)):
+def test_policies_that_cannot_be_are_refused(
+    given_: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=re.escape(text)):
         RestartPolicy.of(given_)
 
 
@@ -140,22 +125,13 @@ def test_limits_may_be_written_shortly(given_: Any, expected: Liveness) -> None:
 @pytest.mark.parametrize(
     ("given_", "error", "text"),
     [
-        (
-            None,
-            TypeError,
-            "expected lp.Liveness, as lp.Liveness(heartbeat_s=30), or a dict, got None",
-        ),
         (30, TypeError, "expected lp.Liveness, as lp.Liveness(heartbeat_s=30), or a dict, got 30"),
         ({"health_s": "1"}, TypeError, "health_s is a number, not '1'"),
         ({"health_s": True}, TypeError, "health_s is a number, not True"),
         ({"health_s": 0}, ValueError, "health_s cannot be 0"),
         ({"startup_s": -1}, ValueError, "startup_s cannot be -1"),
         ({"heartbeat_s": math.inf}, ValueError, "heartbeat_s cannot be inf"),
-        (
-            {"heartbeat": 30},
-            ValueError,
-            "unknown setting 'heartbeat' (did you mean 'heartbeat_s'?); known are health_s, heartbeat_s, startup_s",
-        ),
+        ({"heartbeat": 30}, ValueError, "did you mean 'heartbeat_s'?); known are health_s, heart"),
     ],
 )
 def test_limits_that_cannot_be_are_refused(given_: Any, error: type[Exception], text: str) -> None:
