@@ -114,14 +114,6 @@ def test_other_printable_labels_are_fine(program: lp.Program, label: str) -> Non
     assert list(program.groups) == [label]
 
 
-def test_a_node_is_added_once(program: lp.Program) -> None:
-    node = make_node()
-    program.add_node(node, label="a")
-    with pytest.raises(ValueError, match=r"already added, to the group 'a'"):
-        program.add_node(node, label="b")
-    assert list(program.groups) == ["a"]
-
-
 def test_handles_made_before_and_after_add_node_are_of_the_same_node(program: lp.Program) -> None:
     node = make_node()
     before = node.create_handle()
