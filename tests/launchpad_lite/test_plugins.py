@@ -159,12 +159,6 @@ def test_a_name_of_ours_stays_ours(install: Install) -> None:
     assert installed_launchers().count("local_mt") == 1
 
 
-def test_unknown_options_of_a_launcher_are_a_type_error(install: Install) -> None:
-    install("my-launchers", mine="my_launchers:Mine")
-    with pytest.raises(TypeError, match="regoin"):
-        lp.plan(small_program(), "mine", regoin="there")
-
-
 @pytest.mark.parametrize(
     ("launcher", "option", "words"),
     [
