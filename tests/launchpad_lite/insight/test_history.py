@@ -51,36 +51,18 @@ def _program(name: str) -> lp.Program:
     return program
 
 
-def _rows(folder: Path | None) -> list[dict[str, Any]]:
-    assert folder is not None
-    return FollowedHistory(folder).read()[1]
-
-
-def test_a_run_keeps_states_and_logged_values_for_its_user_alone(launch_program: Launch) -> None:
-    launched = launch_program(_program("kept"), "test_mp")
-    folder = launched.running.log_dir
-    poll_until(lambda: [row for row in _rows(folder) if row["kind"] == "log"])
-    launched.stop()
-    rows = _rows(folder)
-    assert rows[0]["nodes"] == {"server[0]": [], "caller[0]": ["server[0]"]}
-    states = [(row["node"], row["state"]) for row in rows if row["kind"] == "node"]
-    assert states[-2:] == [("server[0]", "ended"), ("caller[0]", "ended")]
-    (logged,) = [row for row in rows if row["kind"] == "log"]
-    assert (logged["name"], logged["value"], logged["step"]) == ("loss", 0.5, 1)
-    assert rows[-1]["outcome"] == "stopped"
-    assert folder is not None
-    assert stat.S_IMODE((folder / "history.jsonl").stat().st_mode) == 0o600
-
-
 def test_a_run_that_fails_at_once_has_its_end(launch_program: Launch) -> None:
     program = lp.Program("failing")
     program.add_node(lp.PyNode(int, "x"), label="node")
     launched = launch_program(program, "test_mp")
     with pytest.raises(lp.NodeFailedError):
         launched.wait()
-    rows = _rows(launched.running.log_dir)
+    folder = launched.running.log_dir
+    assert folder is not None
+    rows = FollowedHistory(folder).read()[1]
     assert [row["kind"] for row in rows] == ["program", "node", "end"]
     assert rows[1]["state"] == "failed"
+    assert stat.S_IMODE((folder / "history.jsonl").stat().st_mode) == 0o600
 
 
 def test_a_history_that_cannot_be_written_is_one_warning(
