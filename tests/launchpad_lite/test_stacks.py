@@ -114,16 +114,6 @@ class _OwnCoroutine(Coroutine[Any, Any, None]):
         raise NotImplementedError
 
 
-def test_a_look_at_tasks_runs_no_code_of_their_coroutines() -> None:
-    async def look() -> None:
-        task = asyncio.create_task(_OwnCoroutine())
-        await asyncio.sleep(0)
-        assert ", in look" in await asyncio.to_thread(describe_threads)
-        task.cancel()
-
-    asyncio.run(look())
-
-
 def test_a_question_what_calls_wait_for_runs_no_code_of_callable_objects() -> None:
     class Method:
         def __call__(self) -> None: ...
@@ -168,21 +158,27 @@ def _future() -> "asyncio.Future[None]":
     return future
 
 
-@pytest.mark.parametrize("is_awaited", [True, False])
-def test_a_look_at_tasks_runs_no_code_of_what_they_await(is_awaited: bool) -> None:
-    shown: list[str] = []
+async def _wait_for_it(*, is_awaited: bool) -> None:
+    await _AnswersAll(is_awaited=is_awaited)
 
-    async def wait_for_it() -> None:
-        await _AnswersAll(is_awaited=is_awaited)
 
+@pytest.mark.parametrize(
+    ("coroutine", "shown"),
+    [
+        (_OwnCoroutine, ", in look"),
+        (lambda: _wait_for_it(is_awaited=True), "in _wait_for_it"),
+        (lambda: _wait_for_it(is_awaited=False), "in _wait_for_it"),
+    ],
+    ids=["of their coroutines", "of what they await", "of what is beside that"],
+)
+def test_a_look_at_tasks_runs_no_code(coroutine: Any, shown: str) -> None:
     async def look() -> None:
-        task = asyncio.create_task(wait_for_it())
+        task = asyncio.create_task(coroutine())
         await asyncio.sleep(0)
-        shown.append(await asyncio.to_thread(describe_threads))
+        assert shown in await asyncio.to_thread(describe_threads)
         task.cancel()
 
     asyncio.run(look())
-    assert "in wait_for_it" in shown[0]
 
 
 def test_a_look_at_nodes_as_threads_takes_the_frames_of_all_threads_once(
