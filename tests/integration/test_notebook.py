@@ -78,23 +78,13 @@ def run_cells(folder, *cells, with_displays=False):
     return [*map(tuple, results), displays] if with_displays else [*map(tuple, results)]
 
 
-def test_a_cell_launches_a_program_and_the_next_waits_for_it(tmp_path):
-    *earlier, (printed, error) = run_cells(
+def test_a_cell_waits_for_a_program_and_an_interrupt_stops_it_and_keeps_the_notebook(tmp_path):
+    started = tmp_path / "waiting"
+    *_, first, _, _, (_, error), last = run_cells(
         tmp_path,
         PROGRAM,
         "running = lp.launch(make_program(), 'local_mp')",
         "print(running.wait().outcome)",
-    )
-    assert [failed for _, failed in earlier] == [None, None]
-    assert error is None
-    assert "Outcome.COMPLETED" in printed
-
-
-def test_interrupting_the_kernel_stops_the_program_and_keeps_the_notebook(tmp_path):
-    started = tmp_path / "waiting"
-    *_, (_, error), last = run_cells(
-        tmp_path,
-        PROGRAM,
         TELL_WHEN_WAITING,
         "running = lp.launch(make_program(Waiter), 'local_mp')",
         {
@@ -103,6 +93,8 @@ def test_interrupting_the_kernel_stops_the_program_and_keeps_the_notebook(tmp_pa
         },
         "print(running.result.outcome, running.result.exit_code)",
     )
+    assert first[1] is None
+    assert "Outcome.COMPLETED" in first[0]
     assert error == "KeyboardInterrupt"
     assert last == ("Outcome.INTERRUPTED 130\n", None)
 
