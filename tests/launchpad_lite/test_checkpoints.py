@@ -29,12 +29,7 @@ WRONG: list[tuple[str, list[Any], type[Exception], str]] = [
     ("folder", [None, 3, b"bytes", ["list"], True], TypeError, "folder is a path"),
     ("folder", [""], ValueError, "folder cannot be empty"),
     ("period_s", [True, "60", [1], 1j], TypeError, "period_s is a number, not"),
-    (
-        "period_s",
-        [0, -1.0, float("inf"), float("nan")],
-        ValueError,
-        "period_s cannot be .*: it is above 0 and finite",
-    ),
+    ("period_s", [0, -1.0, float("inf"), float("nan")], ValueError, ".*: it is above 0 and fin"),
     ("keep", [True, 2.0, "2", None], TypeError, "keep is a whole number"),
     ("keep", [0, -1], ValueError, "keep is at least 1"),
 ]

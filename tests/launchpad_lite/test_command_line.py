@@ -127,17 +127,12 @@ def test_a_failing_node_gives_exit_code_1_and_the_cause(command: Command) -> Non
     assert told.count("the first cause") < 4  # told once, with its traceback
 
 
-def test_the_plan_of_a_program_is_printed(command: Command) -> None:
-    code, shown, told = command("plan", "--launcher=local_mt", "prog.py:ready")
-    assert (code, told) == (0, "")
-    assert "greetings  (local_mt: threads of this process)" in shown
-    assert "greeter[0]  PyClassNode(Greeter)" in shown
-
-
 def test_restarts_and_checkpoints_are_chosen_by_flags(command: Command, programs: Path) -> None:
     flags = ("--lp_restart=greeter=on_failure", "--lp_checkpoints=runs/1")
     code, shown, told = command("plan", *flags, "prog.py:ready")
     assert (code, told) == (0, "")
+    assert "greetings  (local_mp: processes of this machine)" in shown
+    assert "greeter[0]  PyClassNode(Greeter)" in shown
     promised = "each restart=on_failure, at most 3 in 600 s; checkpoints every {} s in {}"
     assert promised.format(60, programs / "runs/1") in shown
     _, shown, _ = command("plan", *flags, "--lp_checkpoint_period_secs=5", "prog.py:ready")
@@ -278,19 +273,10 @@ def test_drawings_go_to_files(command: Command, programs: Path) -> None:
         (["prog:no_such_function"], "it has: make_program, fail, failing, wrong, taken, nothing"),
         (["prog:nothing"], "returned 5 instead of an lp.Program"),
         (["prog:taken"], "missing a required argument: 'port'"),
-        (
-            ["prog", "--tmies=2"],
-            "'--tmies=2' (did you mean --times?); make_program takes --times, --text, --loud",
-        ),
+        (["prog", "--tmies=2"], "(did you mean --times?); make_program takes --times, --text, -"),
         (["prog", "extra"], "unknown argument 'extra'"),
-        (
-            ["--launcher=slurm", "--tiem=1", "prog"],
-            "The launcher takes, before PROGRAM or RUN: --nodes, ",
-        ),
-        (
-            ["status", "--launcher=slurm", "--tiem=1", "17"],
-            "unknown argument '--tiem=1' (did you mean --time?); status takes",
-        ),
+        (["--launcher=slurm", "--tiem=1", "prog"], "takes, before PROGRAM or RUN: --nodes, "),
+        (["status", "--launcher=slurm", "--tiem=1", "17"], "(did you mean --time?); status takes"),
         (["--launcher=slurm", "--tiem=1", "--compat", "none.py"], "(did you mean --time?)"),
         (["prog", "--times=two"], "'--times=two': expected int"),
         (["prog", "--loud=maybe"], "expected true or false"),
@@ -393,11 +379,7 @@ if __name__ == "__main__":
         (["plan", "--json"], 0, '{"format": 1, "program": "greetings", "launcher": "local_mp"'),
         (["--help"], 0, "run, plan, render, emit, status, logs"),
         (["--version"], 0, lp.__version__),
-        (
-            ["--laucher=local_mt"],
-            2,
-            "unknown argument '--laucher=local_mt' (did you mean --launcher?)",
-        ),
+        (["--laucher=local_mt"], 2, "'--laucher=local_mt' (did you mean --launcher?)"),
         (["more"], 2, "unknown argument 'more'; make_program takes --times"),
         (["--times"], 2, "'--times' needs a value: --times=VALUE"),
         (["--launcher=ssh", "--hosts=h1", "--cache=-rf"], 1, "--launcher=ssh: cache is a command"),
@@ -482,12 +464,7 @@ lp.launch(program, "local_mt").wait()
 @pytest.mark.parametrize(
     ("first", "argument", "code", "words"),
     [
-        (
-            "",
-            "--laucher=local_mp",
-            1,
-            "unknown flag '--laucher=local_mp'; did you mean --launcher?",
-        ),
+        ("", "--laucher=local_mp", 1, "'--laucher=local_mp'; did you mean --launcher?"),
         ("", "--help", 0, "--launcher="),
         ("", "--own", 0, "it ran"),
         ("import argparse", "--host=a", 0, "it ran"),

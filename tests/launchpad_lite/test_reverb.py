@@ -77,11 +77,7 @@ def test_a_period_without_a_place_is_a_mistake(monkeypatch: pytest.MonkeyPatch) 
         ((make_tables, "folder"), TypeError, "checkpoint_ctor is a function"),
         ((make_tables, None, "1"), TypeError, "is a number, not '1'"),
         ((make_tables, None, True), TypeError, "is a number, not True"),
-        (
-            (make_tables, None, 0),
-            ValueError,
-            "checkpoint_time_delta_minutes cannot be 0: it is above 0",
-        ),
+        ((make_tables, None, 0), ValueError, "_delta_minutes cannot be 0: it is above 0"),
         ((make_tables, None, float("inf")), ValueError, "cannot be inf: it is above 0 and finite"),
     ],
 )
