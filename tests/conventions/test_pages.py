@@ -144,3 +144,12 @@ def test_its_tests_pass(tmp_path: Path, name: str) -> None:
 
 def test_its_picture_is_the_one_that_render_draws() -> None:
     assert blocks("mermaid") == [lp.render_mermaid(lp.plan(make_program(), "local_mp"))]
+
+
+def test_the_tests_that_the_page_of_security_names_exist() -> None:
+    page = (_ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:\w+/)+\w+\.py)::(\w+)`", page)
+    assert len(named) > 20
+    for path, name in named:
+        source = (_ROOT / "tests" / path).read_text(encoding="utf-8")
+        assert f"def {name}(" in source, f"{path}::{name}"
