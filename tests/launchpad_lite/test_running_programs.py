@@ -61,6 +61,13 @@ def make_program(name: str = "demo") -> lp.Program:
     return program
 
 
+def launch_waiting() -> lp.RunningProgram:
+    """Launches a program of one thread that waits for the stop."""
+    program = lp.Program("demo")
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="a")
+    return lp.launch(program, "test_mt")
+
+
 @pytest.fixture(autouse=True)
 def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's runtime folder, where nothing else is listed."""
@@ -280,19 +287,17 @@ def test_the_newest_is_meant_but_not_stopped_and_what_is_not_there_is_told(shell
 def test_a_program_that_ends_while_it_is_asked_has_ended(
     runtime_folder: Path, shell: Shell
 ) -> None:
-    program = lp.Program("short")
-    program.add_node(lp.PyNode(lp.wait_for_stop), label="a")
-    with lp.launch(program, "test_mt"):
+    with launch_waiting():
         (entry,) = (runtime_folder / "launchpad_lite").iterdir()
         late = entry.with_name("1-abcdef01.json")
         late.write_bytes(entry.read_bytes())
     # Its process still holds the entry, and serves no more.
     with late.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        shown, told = shell("status short", "stack", "logs", "logs -f", "stop")
-    ended = f"'short' of process {os.getpid()} has ended meanwhile"
+        shown, told = shell("status demo", "stack", "logs", "logs -f", "stop")
+    ended = f"'demo' of process {os.getpid()} has ended meanwhile"
     assert [line for line in told.splitlines() if line] == [ended] * 2
-    assert shown.count("short: has ended\nexit code 0\n") == 3
+    assert shown.count("demo: has ended\nexit code 0\n") == 3
 
 
 class Slow:
@@ -335,9 +340,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(
 ) -> None:
     (runtime_folder / "launchpad_lite").mkdir()
     (runtime_folder / "launchpad_lite").chmod(0o777)
-    program = lp.Program("demo")
-    program.add_node(lp.PyNode(lp.wait_for_stop), label="a")
-    with lp.launch(program, "test_mt"):
+    with launch_waiting():
         assert "demo: running" in shell("status")[0]
         assert list((runtime_folder / "launchpad_lite").iterdir()) == []
     assert caplog.text == ""
@@ -390,9 +393,7 @@ def test_what_is_no_entry_of_this_version_is_passed_over(
     with contextlib.ExitStack() as held:
         if other.is_file() and not other.is_symlink():  # its program runs
             fcntl.flock(held.enter_context(other.open()), fcntl.LOCK_EX)
-        program = lp.Program("demo")
-        program.add_node(lp.PyNode(lp.wait_for_stop), label="a")
-        with lp.launch(program, "test_mt"):
+        with launch_waiting():
             ask_listed("status", [], AskOptions())
     assert caplog.text == ""
     shown = capsys.readouterr()
@@ -433,9 +434,7 @@ def test_an_entry_that_is_taken_for_left_behind_is_written_again(
         lock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", lock_late)
-    program = lp.Program("demo")
-    program.add_node(lp.PyNode(lp.wait_for_stop), label="a")
-    with lp.launch(program, "test_mt"):
+    with launch_waiting():
         assert len(list((runtime_folder / "launchpad_lite").iterdir())) == 1
     assert "no program of this user runs" in taken[0]
     poll_until(lambda: not (runtime_folder / "launchpad_lite").exists())

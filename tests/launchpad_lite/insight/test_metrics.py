@@ -65,6 +65,12 @@ def test_each_node_tells_its_own_numbers(launch_program: Launch, launcher: str) 
     )  # where tuples stay tuples
 
 
+def _launch(launch_program: Launch, node: lp.Node[Any], launcher: str = "test_mp") -> Any:
+    program = lp.Program("single")
+    program.add_node(node, label="node")
+    return launch_program(program, launcher)
+
+
 class _BrokenError(KeyError):
     def __str__(self) -> str:
         raise self
@@ -114,9 +120,7 @@ def _views(folder: Path | None) -> dict[str, str]:
 
 
 def test_views_are_read_when_somebody_looks_and_at_the_end(launch_program: Launch) -> None:
-    program = lp.Program("viewed")
-    program.add_node(lp.PyClassNode(Viewed), label="node")
-    launched = launch_program(program, "test_mp")
+    launched = _launch(launch_program, lp.PyClassNode(Viewed))
     folder = launched.running.log_dir
 
     def seen() -> dict[str, str]:
@@ -137,9 +141,7 @@ def test_views_are_read_when_somebody_looks_and_at_the_end(launch_program: Launc
 def test_a_view_that_does_not_return_holds_up_neither_the_stop_nor_later_questions(
     launch_program: Launch,
 ) -> None:
-    program = lp.Program("blocked")
-    program.add_node(lp.PyNode(_block), label="node")
-    launched = launch_program(program, "test_mp")
+    launched = _launch(launch_program, lp.PyNode(_block))
 
     def views() -> object:
         answer = launched.running.ask("numbers", timeout_s=0.1).get("node[0]", {})
@@ -165,9 +167,7 @@ def test_a_node_ends_whose_views_do_not_return(
     launch_program: Launch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(metrics, "_VIEWS_S", 0.0)
-    program = lp.Program("blocked")
-    program.add_node(lp.PyNode(_leave_a_view), label="node")
-    launch_program(program, "test_mt").wait()
+    _launch(launch_program, lp.PyNode(_leave_a_view), "test_mt").wait()
     _MAY_RETURN.set()
     assert "views that do not return: ['blocked']" in caplog.text
 
@@ -182,15 +182,19 @@ class Logging:
 def test_a_node_prints_the_first_and_the_last_of_many_logged_values(
     launch_program: Launch,
 ) -> None:
-    program = lp.Program("logging")
-    program.add_node(lp.PyClassNode(Logging), label="node")
-    launched = launch_program(program, "test_mp")
+    launched = _launch(launch_program, lp.PyClassNode(Logging))
     launched.wait()
     lines = [line.decode() for _, line in launched.running.output()]
     assert lines == ["step 0: loss=1\n", "accuracy=0.5 loss=0.001\n"]
 
 
-def _refused(program: lp.Program) -> list[str]:
+_TOO_MANY = (
+    "this node has 1000 metrics already, without {!r}: names are for kinds of things, not for "
+    "each of them"
+)
+
+
+def test_names_and_values_that_cannot_be_are_refused(launch_program: Launch) -> None:
     found: list[str] = []
 
     def call(*functions: Callable[[], object]) -> None:
@@ -215,20 +219,9 @@ def _refused(program: lp.Program) -> list[str]:
             lambda: [lp.metrics.counter(f"user{each}") for each in range(1000)],
         )
 
-    program.add_node(lp.PyNode(run), label="node")
-    lp.launch(program, "local_mt").wait()
-    return found
-
-
-_TOO_MANY = (
-    "this node has 1000 metrics already, without {!r}: names are for kinds of things, not for "
-    "each of them"
-)
-
-
-def test_names_and_values_that_cannot_be_are_refused() -> None:
+    _launch(launch_program, lp.PyNode(run), "local_mt").wait()
     names = "up to 100 letters, digits and _ . / - that begin with a letter"
-    assert _refused(lp.Program("wrong")) == [
+    assert found == [
         f"'1st' is no name of a metric: {names}",
         "'n' is a counter of this node already",
         "the counter 'n' only grows, and cannot add -1",
@@ -243,7 +236,7 @@ def test_names_and_values_that_cannot_be_are_refused() -> None:
     ]
 
 
-def test_sums_that_are_too_large_are_left_out() -> None:
+def test_sums_that_are_too_large_are_left_out(launch_program: Launch) -> None:
     found = []
 
     def run() -> None:
@@ -255,7 +248,5 @@ def test_sums_that_are_too_large_are_left_out() -> None:
         found.append((metrics["counter"], metrics["histogram"]["h"]["buckets"]))
         json.dumps(metrics["counter"], allow_nan=False)
 
-    program = lp.Program("large")
-    program.add_node(lp.PyNode(run), label="node")
-    lp.launch(program, "local_mt").wait()
+    _launch(launch_program, lp.PyNode(run), "local_mt").wait()
     assert found == [({"n": None}, [[2.0**1023, 2]])]
