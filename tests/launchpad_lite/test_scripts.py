@@ -392,6 +392,12 @@ for name in ({package!r}, "launchpad_lite"):
             assert error.startswith(f"files of launchpad-lite in {mixed} were replaced")
 
 
+#: The end of a script that launches a node `a` of its function `work`.
+_LAUNCH = """
+    program = lp.Program("small")
+    program.add_node(lp.PyNode(work), label="a")
+    lp.launch(program).wait()
+"""
 _LOGGING = """
 import logging
 import launchpad_lite as lp
@@ -404,14 +410,11 @@ def work():
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(levelname)s|%(message)s")
     logging.getLogger("deep").setLevel(logging.DEBUG)
-    program = lp.Program("logging")
-    program.add_node(lp.PyNode(work), label="a")
-    lp.launch(program).wait()
 """
 
 
 def test_workers_log_as_the_script_is_set_up_to(run_script: Any) -> None:
-    done = run_script(_LOGGING)
+    done = run_script(_LOGGING + _LAUNCH)
     assert (done.returncode, without_logs_line(done.stderr)) == (0, "")
     assert done.stdout.splitlines() == [
         "[a[0]] INFO|of the root",
@@ -710,14 +713,11 @@ def work():
 if __name__ == "__main__":
     warnings.filterwarnings("error", category=Mine)
     warnings.filterwarnings("ignore", message="qui", category=UserWarning)
-    program = lp.Program("warnings")
-    program.add_node(lp.PyNode(work), label="a")
-    lp.launch(program).wait()
 """
 
 
 def test_workers_filter_warnings_as_the_script_does(run_script: Any) -> None:
-    done = run_script(_WARNINGS)
+    done = run_script(_WARNINGS + _LAUNCH)
     assert (done.returncode, without_logs_line(done.stderr)) == (0, "")
     assert done.stdout.splitlines() == ["[a[0]] raised Mine", "[a[0]] raised MineToo"]
 
@@ -765,9 +765,7 @@ _BAD_SET_UP = """
     def bad():
         raise ValueError("of mine")
 
-    program = lp.Program("bad")
-    program.add_node(lp.PyNode(print, "did run"), label="a")
-    lp.launch(program).wait()
+    work = print
 """
 
 
@@ -776,7 +774,7 @@ def test_functions_that_set_up_a_process_run_first_in_it(
     run_script: Any, tmp_path: Path, launcher: str
 ) -> None:
     (tmp_path / "small.py").write_text("order = []\n")
-    done = run_script(_SET_UP.replace("BAD", _BAD_SET_UP), f"--launcher={launcher}")
+    done = run_script(_SET_UP.replace("BAD", _BAD_SET_UP + _LAUNCH), f"--launcher={launcher}")
     assert done.stdout.splitlines()[0].split("] ")[-1] == "Policy first last", done.stderr
     assert "is not shown" not in done.stdout + done.stderr
     assert "nor is this" not in done.stdout + done.stderr
@@ -789,14 +787,6 @@ def test_what_cannot_set_up_a_process_is_refused_at_once(wrong: Any) -> None:
         lp.set_up(wrong)
 
 
-_COUNTED = """
-import launchpad_lite as lp
-
-if __name__ == "__main__":
-    program = lp.Program("counted")
-    program.add_node(lp.PyNode(print, "ran"), label="a")
-    lp.launch(program).wait()
-"""
 #: As coverage.py, which its own .pth file starts in each interpreter.
 _COVERAGE = """
 import atexit
@@ -821,7 +811,8 @@ def test_coverage_counts_what_nodes_run(
     (site / "coverage.py").write_text(_COVERAGE)
     (site / "sitecustomize.py").write_text("import coverage\n")
     environment["PYTHONPATH"] += f":{site}"
-    done = run_script(_COUNTED)
+    source = "import launchpad_lite as lp\ndef work(): print('ran')\nif __name__ == '__main__':"
+    done = run_script(source + _LAUNCH)
     assert done.stdout.splitlines() == ["[a[0]] ran", "[a[0]] saved", "saved"], done.stderr
 
 
