@@ -459,14 +459,6 @@ STORIES = {
             (Ended("serve", 0), [Outcome.COMPLETED]),
         ],
     ),
-    "it ends when the last node that might have run only serves": Story(
-        ["run", "late"],
-        [
-            (Constructed("run", 0, True), []),
-            (Ended("run", 0), []),
-            (Constructed("late", 0, False), [RequestStop("late")]),
-        ],
-    ),
     "it ends when those that ran only serve": Story(
         ["a", "b"],
         [
@@ -515,24 +507,7 @@ STORIES = {
         [(STOP, [RequestStop("a")]), (1e9, []), (KillAsked(), forced("a", Kill))],
         notice_s=-1.0,
     ),
-    "a consequence whose cause stays unknown stops the program after a moment": Story(
-        ["a", "b"],
-        [
-            (broke("a", consequence=True), []),
-            (BLAME_S, [DumpStacks("b"), RequestStop("b")]),
-            (Ended("b", 0), [Outcome.FAILED]),
-        ],
-    ),
     # In which order nodes stop
-    "callers stop before those they call": Story(
-        CHAIN,
-        [
-            (STOP, [RequestStop("a")]),
-            (Ended("c", 0), []),  # it may go first, if it likes to
-            (Ended("a", 0), [RequestStop("b")]),
-            (Ended("b", 0), [Outcome.STOPPED]),
-        ],
-    ),
     "a caller that listens holds up those it calls for its share of the notice": Story(
         CHAIN,
         [
@@ -765,15 +740,6 @@ STORIES = {
         )
         for limit, sign in {"health_s": Healthy("a", 0), "heartbeat_s": Heartbeat("a", 0)}.items()
     },
-    "a hung node is restarted by its policy": Story(
-        [HANGS],
-        [
-            (5.0, forced("a")),
-            (Ended("a", 0), [Start("a", 1)]),
-            (4.9, []),
-            (0.2, forced("a")),
-        ],
-    ),
     "a node that is debugged is not hung": Story(
         [limited("a", startup_s=5.0, health_s=5.0, heartbeat_s=5.0)],
         [
@@ -867,16 +833,6 @@ STORIES = {
             ),
             (broke("a", 3), [Outcome.FAILED]),
         ],
-    ),
-    "a node that does not leave is ended by force and restarted": Story(
-        [RESTARTS],
-        [
-            (Preempted("a", 0, 15), []),
-            (3.0, forced("a")),
-            (TERMINATE_S, [Kill("a")]),
-            (Ended("a", 0), [Start("a", 1)]),
-        ],
-        notice_s=3.0,
     ),
 }  # fmt: skip
 
@@ -977,12 +933,6 @@ CASES = {
         "caller", [broke("server"), DEFAULT.cause_s + 1, CALLER_FOLLOWS, BLAME_S], RESTARTED
     ),
     "a callee that died of the stop": Case("caller server", [broke("caller"), broke("server")]),
-    "a callee that was being asked when it failed of its own": Case(
-        "server caller", [broke("caller"), lingers("server", unasked=True), broke("server")]
-    ),
-    "a callee that failed when it was asked": Case(
-        "caller server", [broke("caller"), lingers("server"), broke("server")]
-    ),
     "a callee that was asked after it left, before it said why": Case(
         "server caller",
         [Leaving("server", 0, True), broke("caller"), lingers("server"), broke("server")],
@@ -1071,9 +1021,6 @@ CASES = {
     "a node that lingers, was to be mended, and of which another failed": Case(
         "server caller", [lingers("server"), CALLER_FOLLOWS, 3.0], RESTARTED, notice_s=3.0
     ),
-    "a failure that is told again at the end": Case(
-        "a", [lingers("a"), lingers("a"), 1.0, broke("a"), Ended("b", 0)], "ab", says="a broke"
-    ),
     "a failure of a worker that is ended by force after it": Case(
         "a", [lingers("a"), 10.0, WAS_KILLED, Ended("b", 0)], "ab", says="a broke"
     ),
@@ -1085,9 +1032,6 @@ CASES = {
         [Failed("a", 0, failure("a", raised=True)), 1.0, STOP, 9.0, WAS_KILLED],
         [RESTARTS],
         says="a broke",
-    ),
-    "a constructor that hangs": Case(
-        "a", [5.0, Ended("a", 0)], [limited("a", startup_s=5.0)], says="took longer than 5 s"
     ),
     "a server that hangs": Case(
         "a",
@@ -1162,11 +1106,6 @@ HISTORIES: dict[str, tuple[list[NodeTerms], Sequence[Event | float], list[str | 
         [RESTARTS],
         [lingers("a"), 10.0, WAS_KILLED],
         ["a broke"],
-    ),
-    "a node that was told to go": (
-        [RESTARTS],
-        [Preempted("a", 0, 15), broke("a", consequence=True)],
-        [TOLD],
     ),
     "a node that failed when it was told to go": (
         [RESTARTS],
