@@ -26,15 +26,16 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 
 class Part:
-    """Does what a scenario says, and calls others."""
+    """Does what a scenario says: a method of its own, or `other.` and one of the next."""
 
     def __init__(self, others: Sequence[Any], does: str = "") -> None:
         self._others, self._does = others, does
         self._lock = threading.RLock()
 
     def run(self) -> None:
-        if self._does:
-            getattr(self, self._does)()
+        *of_other, method = self._does.split(".")
+        if method:
+            getattr(self._others[0] if of_other else self, method)()
         lp.wait_for_stop()
 
     # What hangs in calls
@@ -60,20 +61,8 @@ class Part:
     def read(self) -> None:
         next(self._others[0].items())
 
-    def have_asked(self) -> None:
-        self._others[0].ask_async()
-
-    def have_slept(self) -> None:
-        self._others[0].sleep_async()
-
     def have_computed(self) -> None:
         self._others[0].compute()
-
-    def have_have_computed(self) -> None:
-        self._others[0].have_computed()
-
-    def ask_slow(self) -> None:
-        self._others[0].slow()
 
     def ask_again(self) -> None:
         while not lp.stop_event().is_set():
@@ -261,7 +250,7 @@ def _pool_without_replicas() -> lp.Program:
     with program.group("b"):
         late = [program.add_node(lp.CourierNode(Late)) for _ in range(2)]
     with program.group("a"):
-        program.add_node(lp.CourierNode(Part, [lp.Pool(late)], "ask_slow"))
+        program.add_node(lp.CourierNode(Part, [lp.Pool(late)], "other.slow"))
     return program
 
 
@@ -283,7 +272,7 @@ def _short_group() -> lp.Program:
 #: By name: what makes the program, and what `why` must say, in lines of its own if it is several.
 SCENARIOS: dict[str, tuple[Callable[[], lp.Program], str]] = {
     "futures": (lambda: _parts(("ask_by_future", [1]), ("", [0]), serial=True), r"deadlock: (.\[0\].ask_by_future → ){2}"),
-    "tasks": (lambda: _parts(("have_asked", [1]), ("", [0]), serial=True), r"deadlock: (.\[0\].ask_async → ){2}"),
+    "tasks": (lambda: _parts(("other.ask_async", [1]), ("", [0]), serial=True), r"deadlock: (.\[0\].ask_async → ){2}"),
     "all": (lambda: _parts(("wait_for_all", [1]), ("", [0]), serial=True), r"deadlock: (.\[0\].wait_for_all → ){2}"),
     "streams": (lambda: _parts(("read", [1]), ("", [0])), r"deadlock: (.\[0\].items → ){2}"),
     "three": (lambda: _parts(("ask", [1]), ("", [2]), ("", [0]), serial=True), r"deadlock: (.\[0\].ask → ){3}(.*\n)+  b\[0\].ask waits for c\[0\]: ask \(test_hangs.py:(.*\n)+.* which waits for a thread: all run ask \(test_hangs.py:"),
@@ -292,16 +281,16 @@ SCENARIOS: dict[str, tuple[Callable[[], lp.Program], str]] = {
     "threads": (lambda: _parts(("ask_in_threads", [1]), ("", []), thread_pool_size=1), r"waits? for b\[0\].slow, which waits for an event, for some time at most \(test_hangs.py:"),
     "stream": (lambda: _parts(("read_one", [1]), ("", [])), r"a\[0\].run waits for b\[0\].slow"),
     "computing": (lambda: _parts(("compute", [])), r"a\[0\].run computes \(test_hangs.py:\d+: (sum|while)"),
-    "callers": (lambda: _parts(("have_have_computed", [1]), ("", [2]), ("", [])), r"a\[0\].run, b\[0\].have_computed wait for c\[0\].compute, which computes \(test_hangs.py:"),
-    "interpreter": (lambda: _parts(("ask_slow", [1]), ("hold_interpreter", [])), r"b\[0\], which does not answer: .*holds the (GIL|interpreter lock)"),
+    "callers": (lambda: _parts(("other.have_computed", [1]), ("", [2]), ("", [])), r"a\[0\].run, b\[0\].have_computed wait for c\[0\].compute, which computes \(test_hangs.py:"),
+    "interpreter": (lambda: _parts(("other.slow", [1]), ("hold_interpreter", [])), r"b\[0\], which does not answer: .*holds the (GIL|interpreter lock)"),
     "sleep": (lambda: _parts(("sleep", [])), r"a\[0\].run sleeps \(test_hangs.py:\d+: time.sleep"),
-    "async sleep": (lambda: _parts(("have_slept", [1]), ("", [])), r"a\[0\].run waits for b\[0\].sleep_async, which sleeps \(test_hangs.py:"),
+    "async sleep": (lambda: _parts(("other.sleep_async", [1]), ("", [])), r"a\[0\].run waits for b\[0\].sleep_async, which sleeps \(test_hangs.py:"),
     "input": (lambda: _parts(("read_input", [])), r"a\[0\].run reads .*\(test_hangs.py:\d+: os.read"),
     "process": (lambda: _parts(("wait_for_process", [])), r"a\[0\].run waits for .*process.*\(test_hangs.py:\d+: child.wait"),
     "queue": (lambda: _parts(("wait_for_queue", [])), r"a\[0\].run waits for an item of a queue.*\(test_hangs.py:\d+: queue"),
     "lock": (lambda: _parts(("wait_for_lock", [])), r"a\[0\].run waits for a lock that .*keeper.* holds"),
-    "stopped": (lambda: _parts(("ask_slow", [1]), ("stop_itself", [])), r"b\[0\], which does not answer: it was stopped by a signal, and goes on"),
-    "starting": (lambda: _given(lp.CourierNode(Late), "ask_slow"), r"a\[0\].run waits for b\[0\].__init__, which waits for an event, for some time at most \(test_hangs.py:"),
+    "stopped": (lambda: _parts(("other.slow", [1]), ("stop_itself", [])), r"b\[0\], which does not answer: it was stopped by a signal, and goes on"),
+    "starting": (lambda: _given(lp.CourierNode(Late), "other.slow"), r"a\[0\].run waits for b\[0\].__init__, which waits for an event, for some time at most \(test_hangs.py:"),
     "pause": (lambda: _given(lp.CourierNode(Fails), "ask_again"), r"a\[0\].run waits for b\[0\], which is restarting"),
     "task": (lambda: _parts(("ask_by_a_task", [1]), ("", [])), r"a\[0\].* waits? for b\[0\].slow"),
     "wait_for": (lambda: _parts(("ask_in_a_task", [1]), ("", [])), r"a\[0\].* waits? for b\[0\].slow"),
