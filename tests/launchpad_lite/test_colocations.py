@@ -116,16 +116,20 @@ def test_mistakes_tell_equal_inner_nodes_apart() -> None:
     assert "CourierNode(Service) 1: argument 0 is a handle to a node that was never" in mistake
 
 
+@pytest.mark.parametrize("launcher", ["test_mp", "local_mt"])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_node_in_the_place_of_a_handle_is_a_mistake(mode: Any) -> None:
+def test_a_node_in_the_place_of_a_handle_is_a_mistake(mode: Any, launcher: str) -> None:
     service = lp.CourierNode(Service)
     program = lp.Program("misplaced")
     nodes = [lp.PyNode(_main, [service]), lp.PyNode(_main, [service]), service]
     program.add_node(lp.ColocationNode(nodes, mode), label="group")
     with pytest.raises(lp.ProgramError) as wrong:
-        lp.plan(program, "test_mp")
+        lp.plan(program, launcher)
     assert len(wrong.value.mistakes) == 2
-    assert all("a node where a handle should be" in each for each in wrong.value.mistakes)
+    for each in wrong.value.mistakes:
+        assert "argument 0[0] " in each
+        assert "a node where a handle should be" in each
+        assert "create_handle()" in each
 
 
 # Plans

@@ -269,16 +269,6 @@ def test_a_handle_to_what_is_missing_or_serves_nothing_is_a_mistake(holder: str)
     assert "silent[0], but a PyNode(print) serves nothing" in silent
 
 
-def test_a_node_in_the_place_of_a_handle_is_a_mistake_with_threads_too() -> None:
-    program = lp.Program("wrong")
-    node = lp.CourierNode(Service)
-    program.add_node(node, label="a")
-    program.add_node(lp.CourierNode(Service, {"server": [node]}), label="b")
-    (mistake,) = mistakes_of(program, "local_mt")
-    assert "argument 0['server'][0]" in mistake
-    assert "create_handle()" in mistake
-
-
 def test_what_is_promised_goes_to_single_nodes_before_groups_before_all() -> None:
     program = lp.Program("promises")
     for _ in range(2):
