@@ -1,22 +1,22 @@
 """A client that has proved itself, as its server sees it: its calls and its streams."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from courier.calls.context import CallContext
-from courier.calls.dispatch import Dispatcher
 from courier.calls.outcomes import Answer, Failure, Item, Items, Kind, Later, Refusal, Step, Value
 from courier.calls.records import note_peer
 from courier.errors import CourierError, ProtocolError, ServerLostError
-from courier.threads.handler_pool import HandlerPool
 from courier.threads.locks import Lock
 from courier.values.parcel import Parcel
 from courier.wire.carrier import SocketCarrier
 from courier.wire.channel import Channel
 from courier.wire.frames import Frame, item_weight, method_of, whole
 from courier.wire.watching import READ, WRITE
+
+if TYPE_CHECKING:
+    from courier.server.host import ConnectionServer
 
 #: The weight of items by which a generator runs ahead of its reader; at least one item.
 _AHEAD_BYTES = 1 << 20
@@ -28,21 +28,6 @@ _CALL = int(Kind.CALL)
 _CALLS = (_CALL, int(Kind.TIMED_CALL))
 
 _log = logging.getLogger(__name__)
-
-
-class Runner(Protocol):
-    """The host, as a caller sees it; see `courier.server.host`."""
-
-    dispatcher: Dispatcher
-    handlers: HandlerPool
-
-    def run(self, received: "ReceivedCall", *, is_alone: bool = False) -> None: ...
-
-    def run_step(self, step: Callable[[], None]) -> None: ...
-
-    def watch(self, caller: "ServedConnection", events: int) -> None: ...
-
-    def forget(self, caller: "ServedConnection") -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +43,7 @@ class ReceivedCall:
 class ServedConnection:
     """One connection with its calls. The poller reads; any thread answers."""
 
-    def __init__(self, host: Runner, channel: Channel) -> None:
+    def __init__(self, host: "ConnectionServer", channel: Channel) -> None:
         self._host = host
         self._channel = channel
         self.peer = channel.carrier.peer
@@ -276,7 +261,12 @@ class _Stream:
     """
 
     def __init__(
-        self, caller: ServedConnection, number: int, call: CallContext, items: Items, host: Runner
+        self,
+        caller: ServedConnection,
+        number: int,
+        call: CallContext,
+        items: Items,
+        host: "ConnectionServer",
     ) -> None:
         self._caller = caller
         self._number = number

@@ -5,17 +5,15 @@ import enum
 import socket
 import time
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from courier._timing import Timing
 from courier.errors import AuthenticationError, ProtocolError
 from courier.wire import handshake
 from courier.wire.carrier import SocketCarrier, TlsCarrier, UnixCarrier
 from courier.wire.channel import Channel
-from courier.wire.secret import Secret
 
 if TYPE_CHECKING:
-    import ssl
+    from courier.server.host import ConnectionServer
 
 #: Seconds after which a peer that has not proved itself is rejected.
 PATIENCE_S = 10.0
@@ -31,38 +29,19 @@ class Way(enum.Enum):
     GRPC = "inside of a gRPC stream"
 
 
-class Reception(Protocol):
-    """Decides about unproven peers."""
-
-    secret: Secret | None
-    tls_context: "ssl.SSLContext | None"
-    timing: Timing
-
-    @property
-    def is_healthy(self) -> bool: ...
-
-    def introduction(self) -> handshake.Introduction: ...
-
-    def welcome(self, unproven: "UnprovenPeer", channel: Channel) -> None: ...
-
-    def redirect(self, unproven: "UnprovenPeer", sock: socket.socket, data: bytes) -> None: ...
-
-    def reject(self, unproven: "UnprovenPeer") -> None: ...
-
-
 class UnprovenPeer:
     """One connection before its proof."""
 
     def __init__(
         self,
-        reception: Reception,
+        host: "ConnectionServer",
         sock: socket.socket,
         peer: str,
         way: Way,
         on_welcome: Callable[[], None],
     ) -> None:
         sock.setblocking(False)
-        self._reception = reception
+        self._host = host
         self._socket = sock
         self.peer = peer
         self._way = way
@@ -80,10 +59,10 @@ class UnprovenPeer:
             next(self._steps, None)
         except (OSError, ProtocolError, AuthenticationError):
             # A stranger learns nothing; a client of ours gets the reason from its own half.
-            self._reception.reject(self)
+            self._host.reject(self)
 
     def _prove(self) -> Iterator[None]:
-        reception = self._reception
+        host = self._host
         opening = b""
         while len(opening) < handshake.PREFIX_BYTES:
             opening += yield from self._some(handshake.PREFIX_BYTES - len(opening))
@@ -91,14 +70,14 @@ class UnprovenPeer:
                 yield from self._redirect(opening)
                 return
         if handshake.read_prefix(opening) is handshake.Purpose.HEALTH:
-            self._socket.send(bytes((reception.is_healthy,)))
+            self._socket.send(bytes((host.is_healthy,)))
             raise ConnectionResetError
         carrier = self._carrier = yield from self._make_carrier()
         hello = yield from self._exactly(handshake.HELLO_BYTES)
-        introduction = reception.introduction()
+        introduction = host.introduction()
         if not self._can_prove:
             introduction = introduction._replace(idempotent=())
-        server = handshake.ServerHandshake(reception.secret, introduction)
+        server = handshake.ServerHandshake(host.secret, introduction)
         welcome = server.welcome(hello)
         if carrier.send([welcome]) < len(welcome):
             raise ConnectionResetError  # it fits into the buffer of any new connection
@@ -106,24 +85,24 @@ class UnprovenPeer:
             raise ConnectionResetError  # it knows the address of our unix socket now
         keys = server.check((yield from self._exactly(handshake.PROOF_BYTES)))
         channel = Channel(
-            carrier, receive_key=keys.requests, send_key=keys.replies, timing=reception.timing
+            carrier, receive_key=keys.requests, send_key=keys.replies, timing=host.timing
         )
-        reception.welcome(self, channel)
+        host.welcome(self, channel)
 
     def _redirect(self, data: bytes) -> Iterator[None]:
         """Waits until the peer certainly speaks gRPC, which costs more than an unproven peer."""
         if self._way is not Way.PORT:
             raise ProtocolError("only courier clients come by this way")
-        if self._reception.tls_context is None or data[:1] != _TLS_HANDSHAKE:
+        if self._host.tls_context is None or data[:1] != _TLS_HANDSHAKE:
             preface = handshake.HTTP2_PREFACE
             while data != preface:
                 if not preface.startswith(data):
                     raise ProtocolError("neither courier nor gRPC")
                 data += yield from self._some(len(preface) - len(data))
-        self._reception.redirect(self, self._socket, data)
+        self._host.redirect(self, self._socket, data)
 
     def _make_carrier(self) -> Generator[None, None, SocketCarrier]:
-        context = self._reception.tls_context
+        context = self._host.tls_context
         if self._way is Way.LOCAL:
             return UnixCarrier(self._socket, self.peer)
         if context is None or self._way is not Way.PORT:
@@ -142,12 +121,8 @@ class UnprovenPeer:
     @property
     def _can_prove(self) -> bool:
         """Whether peers can prove something: a secret, certificates, our user."""
-        reception = self._reception
-        return (
-            self._way is Way.LOCAL
-            or reception.secret is not None
-            or reception.tls_context is not None
-        )
+        host = self._host
+        return self._way is Way.LOCAL or host.secret is not None or host.tls_context is not None
 
     def _exactly(self, count: int) -> Generator[None, None, bytes]:
         data = b""
@@ -173,7 +148,7 @@ class UnprovenPeer:
             return piece
 
     def hang_up(self) -> None:
-        self._reception.reject(self)
+        self._host.reject(self)
 
     def close(self) -> None:
         self._steps = iter(())  # they refer to this object, and its memory is to be freed at once

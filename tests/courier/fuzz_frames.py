@@ -16,7 +16,7 @@ import traceback
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import atheris
 
@@ -153,7 +153,7 @@ class Reception:
         return Introduction("ab" * 16, idempotent=("value",))
 
     def welcome(self, unproven: UnprovenPeer, channel: Channel) -> None:
-        self.caller = ServedConnection(self, channel)
+        self.caller = ServedConnection(cast("Any", self), channel)
         self.caller.on_event(select.POLLIN)
 
     def redirect(self, unproven: UnprovenPeer, sock: socket.socket, data: bytes) -> None:
@@ -231,7 +231,7 @@ def guest(given: Any) -> None:
     ours, theirs = socket.socketpair()
     reception = Reception()
     way = given.PickValueInList(list(Way))
-    someone = UnprovenPeer(reception, theirs, "x", way, on_welcome=lambda: None)
+    someone = UnprovenPeer(cast("Any", reception), theirs, "x", way, on_welcome=lambda: None)
 
     def take() -> None:
         if reception.caller is not None:
