@@ -50,6 +50,6 @@ def is_healthy(address: str, timeout_s: float, *, tls: TlsCredentials | None = N
     left = give_up_at - time.monotonic()
     if left <= 0:
         return False
-    from courier.grpc.health import ask  # loads grpc only for other protocols
+    from courier.grpc.client import is_serving  # loads grpc only for other protocols
 
-    return ask(address, left, tls)
+    return is_serving(address, left, tls)

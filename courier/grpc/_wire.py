@@ -3,13 +3,11 @@
 from collections.abc import AsyncIterator, Iterator
 from typing import TypeVar
 
-import grpc
 from google.protobuf.message import DecodeError, Message
 
 from courier._proto import courier_pb2 as pb
 from courier.errors import ProtocolError
 from courier.values.parcel import Parcel, ParcelAssembler, writable_copy
-from courier.wire.tls import TlsCredentials
 
 M = TypeVar("M", bound=Message)
 
@@ -25,18 +23,6 @@ COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", 2 * PIECE_BYTES),
     ("grpc.enable_http_proxy", 0),
 )
-
-
-def open_channel(
-    address: str, tls: TlsCredentials | None, *options: tuple[str, int]
-) -> grpc.Channel:
-    # Without a scheme, gRPC would take some host names for one.
-    target = f"dns:///{address}"
-    options = (*COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1), *options)
-    if tls is None:
-        return grpc.insecure_channel(target, options=options)
-    credentials = grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
-    return grpc.secure_channel(target, credentials, options=options)
 
 
 def describe(parcel: Parcel) -> pb.Parcel:

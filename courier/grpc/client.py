@@ -1,88 +1,89 @@
-"""Frames over a gRPC stream, for proxies, ingresses and meshes that pass nothing else.
+"""gRPC as a client: frames over a stream, and the standard health service.
 
-The engine sees a socket; at its other end two threads copy to and from the stream.
+Proxies, ingresses and meshes may pass nothing else. The engine sees a socket; at its other end, what
+it sends is read by a thread of gRPC, and what comes is written by one of ours.
 """
 
 import contextlib
-import queue
 import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from courier.client.options import ClientOptions
 from courier.errors import ServerUnreachableError
-from courier.grpc._wire import PIECE_BYTES, SERVICE, open_channel
+from courier.grpc._wire import COMMON_OPTIONS, PIECE_BYTES, SERVICE
+from courier.wire.tls import TlsCredentials
 
-#: Pieces that wait for the stream; with more, the engine's socket fills up, and the engine waits.
-_MAX_WAITING = 8
+
+def _open_channel(
+    address: str, tls: TlsCredentials | None, *options: tuple[str, int]
+) -> grpc.Channel:
+    # Without a scheme, gRPC would take some host names for one.
+    target = f"dns:///{address}"
+    options = (*COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1), *options)
+    if tls is None:
+        return grpc.insecure_channel(target, options=options)
+    credentials = grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
+    return grpc.secure_channel(target, credentials, options=options)
 
 
 def open_stream(options: ClientOptions, timeout_s: float) -> socket.socket:
     """Returns a socket that leads to a server by a stream, or raises ServerUnreachableError."""
     half_ms = max(1000, round(options.keepalive_s * 500))
     keepalive = ("grpc.keepalive_time_ms", half_ms), ("grpc.keepalive_timeout_ms", half_ms)
-    channel = open_channel(options.address, options.tls, *keepalive)
-    try:
-        grpc.channel_ready_future(channel).result(timeout_s)
-    except grpc.FutureTimeoutError:
-        channel.close()
-        raise ServerUnreachableError(f"{options.where}: no gRPC server answers") from None
-    outer, inner = socket.socketpair()
-    _GrpcStream(channel, outer)
+    with contextlib.ExitStack() as stack:
+        channel = _open_channel(options.address, options.tls, *keepalive)
+        stack.callback(channel.close)
+        try:
+            grpc.channel_ready_future(channel).result(timeout_s)
+        except grpc.FutureTimeoutError:
+            raise ServerUnreachableError(f"{options.where}: no gRPC server answers") from None
+        outer, inner = map(stack.enter_context, socket.socketpair())
+        connect: Any = channel.stream_stream(f"/{SERVICE}/Connect")
+        coming = connect(_going(outer.dup(), channel))
+        threading.Thread(
+            target=_bring, args=(coming, outer, channel), name="courier-stream", daemon=True
+        ).start()
+        stack.pop_all()
     return inner
 
 
-class _GrpcStream:
-    def __init__(self, channel: grpc.Channel, sock: socket.socket) -> None:
-        self._channel = channel
-        self._socket = sock
-        self._waiting: queue.Queue[bytes] = queue.Queue(_MAX_WAITING)
-        connect: Any = channel.stream_stream(f"/{SERVICE}/Connect")
-        self._rpc: Any = connect(self._pieces())
-        self._taker = threading.Thread(target=self._take, name="courier-stream", daemon=True)
-        bringer = threading.Thread(target=self._bring, name="courier-stream", daemon=True)
-        try:
-            self._taker.start()
-            bringer.start()
-        except BaseException:
-            sock.close()
-            channel.close()
-            raise
-
-    def _pieces(self) -> Iterator[bytes]:
-        while piece := self._waiting.get():
+def _going(sock: socket.socket, channel: grpc.Channel) -> Iterator[bytes]:
+    """Yields what the engine sends, and ends the stream with it."""
+    with sock, contextlib.suppress(OSError):
+        while piece := sock.recv(PIECE_BYTES):
             yield piece
+    channel.close()
 
-    def _take(self) -> None:
-        """Copies what the engine sends to the stream."""
-        try:
-            with contextlib.suppress(OSError):
-                while piece := self._socket.recv(PIECE_BYTES):
-                    self._put(piece)
-        finally:  # after any error, the other thread and the engine see the end
-            self._rpc.cancel()
-            self._put(b"")
 
-    def _put(self, piece: bytes) -> None:
-        while self._rpc.is_active() or not piece:
-            with contextlib.suppress(queue.Full):
-                self._waiting.put(piece, timeout=0.1)
-                return
-            if not piece:
-                return
-
-    def _bring(self) -> None:
-        """Copies what the stream brings to the engine."""
+def _bring(coming: Any, sock: socket.socket, channel: grpc.Channel) -> None:
+    """Copies what the stream brings to the engine."""
+    with sock:
         try:
             with contextlib.suppress(OSError, grpc.RpcError):
-                for piece in self._rpc:
-                    self._socket.sendall(piece)
-        finally:  # as above
+                for piece in coming:
+                    sock.sendall(piece)
+        finally:  # after any error, the engine and the other thread see the end
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-            self._taker.join()
-            self._socket.close()
-            self._channel.close()
+                sock.shutdown(socket.SHUT_RDWR)
+            channel.close()
+
+
+def is_serving(address: str, timeout_s: float, tls: TlsCredentials | None) -> bool:
+    """Asks the standard health service of a server."""
+    from grpc_health.v1 import health_pb2
+
+    request = health_pb2.HealthCheckRequest().SerializeToString()
+    # Its own channel costs 1 ms, and needs no care when closing, forking or reconnecting. There is
+    # no pause after a failed attempt.
+    with _open_channel(address, tls) as channel:
+        check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
+        try:
+            reply = health_pb2.HealthCheckResponse.FromString(check(request, timeout=timeout_s))
+        except (grpc.RpcError, DecodeError):
+            return False
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
