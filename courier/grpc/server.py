@@ -75,24 +75,7 @@ class _Parked:
     expiry: asyncio.TimerHandle
 
 
-class _Services(grpc.GenericRpcHandler):
-    """The services that methods of the object answer. More may be bound while it serves."""
-
-    def __init__(
-        self, dispatcher: Dispatcher, answer: Callable[[str, str, Any, Any], Awaitable[bytes]]
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._answer = answer
-
-    def service(self, handler_call_details: Any) -> Any:
-        path: str = handler_call_details.method
-        name = self._dispatcher.method_of_path(path)
-        if name is None:
-            return None
-        return grpc.unary_unary_rpc_method_handler(functools.partial(self._answer, name, path))
-
-
-class FrontDoor:
+class FrontDoor(grpc.GenericRpcHandler):
     """Speaks gRPC. For the thread that runs its event loop. Started and stopped once."""
 
     def __init__(
@@ -115,8 +98,7 @@ class FrontDoor:
         self._health = health.aio.HealthServicer()
         # Kept, because a grpc server without a reference shuts down silently.
         self._server = grpc.aio.server(options=_OPTIONS)
-        services = _Services(self._dispatcher, self._serve_other)
-        self._server.add_generic_rpc_handlers((self._service(), services))
+        self._server.add_generic_rpc_handlers((self._own_service(), self))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._bind(tls)
 
@@ -159,7 +141,16 @@ class FrontDoor:
             sock.close()
             raise
 
-    def _service(self) -> grpc.GenericRpcHandler:
+    def service(self, handler_call_details: Any) -> Any:
+        """Finds the method of the object that answers another service; more may be bound later."""
+        path: str = handler_call_details.method
+        name = self._dispatcher.method_of_path(path)
+        if name is None:
+            return None
+        answer = functools.partial(self._serve_other, name, path)
+        return grpc.unary_unary_rpc_method_handler(self._guarded(answer))
+
+    def _own_service(self) -> grpc.GenericRpcHandler:
         return grpc.method_handlers_generic_handler(
             _wire.SERVICE,
             {
@@ -292,16 +283,13 @@ class FrontDoor:
             raise
 
     async def _serve_other(self, name: str, path: str, request: bytes, context: Any) -> bytes:
-        async def answer(request: bytes, context: Any) -> bytes:
-            metadata = dict(context.invocation_metadata())
-            sequence, key = self._sessions.open_service(path, request, metadata)
-            self._relay.prove(context.peer())
-            reply = await self._call_other(name, path, request, context)
-            seal = key.seal_service(b"reply", path, sequence, reply)
-            context.set_trailing_metadata(((SEAL_KEY, seal),))
-            return reply
-
-        return await self._guarded(answer)(request, context)
+        metadata = dict(context.invocation_metadata())
+        sequence, key = self._sessions.open_service(path, request, metadata)
+        self._relay.prove(context.peer())
+        reply = await self._call_other(name, path, request, context)
+        seal = key.seal_service(b"reply", path, sequence, reply)
+        context.set_trailing_metadata(((SEAL_KEY, seal),))
+        return reply
 
     async def _call_other(self, name: str, path: str, request: bytes, context: Any) -> bytes:
         arguments = (path.rpartition("/")[2], request)
