@@ -23,13 +23,14 @@ from courier.wire.frames import (
     Seals,
     SmallFrame,
     encode,
-    encode_small,
     pack_header,
 )
 
 #: Small frames are gathered up to here before they are sent.
 _BATCH_BYTES = 1 << 16
 _NOT_BLOCKING = (False,)
+#: The places of no buffers, and their descriptors.
+_ALL_INLINE: tuple[None, tuple[()]] = (None, ())
 
 
 def try_to_take(lock: threading.Lock, note: list[bool]) -> None:
@@ -104,7 +105,10 @@ class Channel:
         me = get_ident()
         self.busy[me] = None
         try:
-            self._post(kind, call, parcel, meta)
+            layout, descriptors = self._place(parcel) if parcel.buffers else _ALL_INLINE
+            with self._queue_lock:  # frames are sent in the order of their seals
+                chunks = encode(kind, call, parcel, meta=meta, layout=layout, seals=self._seals)
+                self._put(chunks, descriptors)
         except BaseException as error:  # noqa: BLE001
             raise self._ended_by(error)  # noqa: B904 - it has its cause
         finally:
@@ -120,21 +124,9 @@ class Channel:
             return broken
         return error
 
-    def _post(self, kind: int, call: int, parcel: Parcel, meta: bytes) -> None:
-        data = parcel.pickle
-        if not parcel.buffers and len(data) <= SMALL_BYTES:
-            # Most frames are like this, so they get a fast path.
-            with self._queue_lock:
-                self._put_small(encode_small(kind, call, meta, data, self._seals))
-            return
-        layout, descriptors = self._place(parcel)
-        with self._queue_lock:  # frames are sent in the order of their seals
-            chunks = encode(kind, call, parcel, meta=meta, layout=layout, seals=self._seals)
-            self._put(chunks, descriptors)
-
     def _place(self, parcel: Parcel) -> tuple[Layout | None, Sequence[int]]:
-        placed = self._pool.place(parcel) if parcel.buffers and self._pool is not None else None
-        return (None, ()) if placed is None else placed
+        placed = self._pool.place(parcel) if self._pool is not None else None
+        return _ALL_INLINE if placed is None else placed
 
     def send(self, kind: int, call: int, parcel: Parcel, meta: bytes) -> bool:
         """Posts a frame and flushes. NothingSentError: none of its bytes was taken."""
@@ -142,11 +134,10 @@ class Channel:
         me = get_ident()
         self.busy[me] = None
         try:
-            if parcel.buffers or len(data) > SMALL_BYTES:
-                return self._send_large(kind, call, parcel, meta)
             sending = self._sending
-            if self._send_now is None or sending.locked():
-                return self._send_small(kind, call, meta, data)
+            is_small = not parcel.buffers and len(data) <= SMALL_BYTES
+            if not is_small or self._send_now is None or sending.locked():
+                return self._send(kind, call, parcel, meta)
             # Written out for nearly all calls: each function call would take a third of the time of
             # the system call. Another thread holds the lock only for an instant.
             with sending:
@@ -162,7 +153,7 @@ class Channel:
                         self._keep((frame,), sent)
                         sent = len(frame)
             if not sent:
-                return self._send_small(kind, call, meta, data)
+                return self._send(kind, call, parcel, meta)
             # Another thread may have found the lock taken, and queued its frames.
             return not self.unsent_bytes or self._flush()
         except BaseException as error:  # noqa: BLE001
@@ -170,40 +161,26 @@ class Channel:
         finally:
             self.busy.pop(me, None)  # a signal handler may have run this, too
 
-    def _send_small(self, kind: int, call: int, meta: bytes, data: Chunk) -> bool:
+    def _send(self, kind: int, call: int, parcel: Parcel, meta: bytes) -> bool:
+        """Sends a frame past the queue if that is empty, otherwise behind what waits there."""
+        layout, descriptors = self._place(parcel) if parcel.buffers else _ALL_INLINE
         turn: list[bool] = []
         try:
             try_to_take(self._sending, turn)
-            with self._queue_lock:  # frames are sent in the order of their seals
+            with self._queue_lock:  # as in `post`
                 if self.is_closed:
+                    _close_all(descriptors)
                     raise NothingSentError("the connection is closed")
-                chunk = encode_small(kind, call, meta, data, self._seals)
-                is_next = turn[0] and not self.is_pending
+                chunks = encode(kind, call, parcel, meta=meta, layout=layout, seals=self._seals)
+                is_next = turn[0] and not self.is_pending and len(chunks) <= MAX_CHUNKS
                 if not is_next:
-                    self._put_small(chunk)
+                    self._put(chunks, descriptors)
             if is_next:
-                self._send_directly((chunk,))
+                self._send_directly(chunks, descriptors)
         finally:
             if turn and turn[0]:
                 self._sending.release()
         return self._flush()  # also after a sent frame, as above
-
-    def _send_large(self, kind: int, call: int, parcel: Parcel, meta: bytes) -> bool:
-        if self.is_closed:
-            raise NothingSentError("the connection is closed")
-        if self._seals is not None or self._sending.locked():
-            self._post(kind, call, parcel, meta)
-            return self._flush()
-        layout, descriptors = self._place(parcel)
-        chunks = encode(kind, call, parcel, meta=meta, layout=layout)
-        with self._sending:
-            is_next = not (self.is_pending or self.is_closed) and len(chunks) <= MAX_CHUNKS
-            if is_next:
-                self._send_directly(chunks, descriptors)
-        if not is_next:
-            with self._queue_lock:
-                self._put(chunks, descriptors)
-        return self._flush()
 
     def _send_directly(self, chunks: Sequence[Chunk], descriptors: Sequence[int] = ()) -> None:
         """Sends as much of a frame as goes now, past the empty queue."""
@@ -240,19 +217,17 @@ class Channel:
                 self._chunks.extendleft(reversed(rest))
                 self.unsent_bytes += sum(len(chunk) for chunk, _ in rest)
 
-    def _put_small(self, chunk: bytes) -> None:
-        if self.is_closed:
-            return
-        size = len(chunk)
-        self._batch.append(chunk)
-        self._batch_bytes += size
-        self.unsent_bytes += size
-        if self._batch_bytes >= _BATCH_BYTES:
-            self._end_batch()
-
     def _put(self, chunks: list[Chunk], descriptors: Sequence[int]) -> None:
         if self.is_closed:
             _close_all(descriptors)
+            return
+        if len(chunks) == 1 and not descriptors:
+            size = len(chunks[0])
+            self._batch += chunks
+            self._batch_bytes += size
+            self.unsent_bytes += size
+            if self._batch_bytes >= _BATCH_BYTES:
+                self._end_batch()
             return
         self._end_batch()
         for chunk in chunks:

@@ -154,7 +154,9 @@ def encode(
     """Returns a frame as chunks to send in order; with seals, in the order of encoding, too."""
     data, buffers = parcel.pickle, parcel.buffers
     if not buffers and len(data) <= SMALL_BYTES:
-        return [encode_small(kind, call, meta, data, seals)]
+        # In one piece, as most frames are.
+        frame = pack_header(kind, 0, len(meta), 0, call, len(data)) + meta + data
+        return [frame if seals is None else frame + seals.next(frame)]
     regions = layout.regions if layout is not None else ()
     places = layout.places if layout is not None else (None,) * len(buffers)
     parts = [pack_header(kind, len(regions), len(meta), len(buffers), call, len(data)), meta]
@@ -193,14 +195,6 @@ def _encoded(method: str) -> bytes:
     if len(name) > _MAX_NAME_BYTES:
         raise UnknownMethodError(f"no method has a name of {len(name):,} bytes")
     return name
-
-
-def encode_small(
-    kind: int, call: int, meta: bytes, data: Chunk, seals: Seals | None = None
-) -> bytes:
-    """Returns a frame without buffers in one piece, as most frames are."""
-    frame = pack_header(kind, 0, len(meta), 0, call, len(data)) + meta + data
-    return frame if seals is None else frame + seals.next(frame)
 
 
 #: Returns the memory of the regions of a frame, in their order.
