@@ -47,7 +47,7 @@ class Secret:
         self._key = bytes(key)
         #: Safe to show: identifies the secret without revealing it.
         self.name = hashlib.sha256(b"courier.v1 name" + self._key).hexdigest()[:16]
-        _held.setdefault(self.name, self)
+        _held[id(self)] = self
 
     @classmethod
     def generate(cls) -> "Secret":
@@ -72,17 +72,18 @@ class Secret:
 
 
 #: Weak: a secret is known for as long as a client, a server or a program holds it.
-_held: "weakref.WeakValueDictionary[str, Secret]" = weakref.WeakValueDictionary()
+_held: "weakref.WeakValueDictionary[int, Secret]" = weakref.WeakValueDictionary()
 
 
 def _find_held(name: str) -> Secret:
-    try:
-        return _held[name]
-    except KeyError:
-        raise AuthenticationError(
-            f"this process does not hold the secret {name!r} of the program that the client "
-            "belongs to; clients can be passed between nodes of one program only"
-        ) from None
+    for reference in _held.valuerefs():  # a copy: other threads make secrets, too
+        held = reference()
+        if held is not None and held.name == name:
+            return held
+    raise AuthenticationError(
+        f"this process does not hold the secret {name!r} of the program that the client "
+        "belongs to; clients can be passed between nodes of one program only"
+    )
 
 
 class SessionKey:

@@ -252,6 +252,14 @@ def test_a_process_without_the_secret_cannot_load_a_client(serve: Serve, script:
     assert "does not hold the secret" in out, err
 
 
+def test_a_pickled_client_loads_as_long_as_any_equal_secret_is_held() -> None:
+    first, second = (courier.Secret(bytes(range(32))) for _ in range(2))
+    data = pickle.dumps(courier.Client("127.0.0.1:1", secret=second))
+    del first
+    gc.collect()
+    pickle.loads(data)
+
+
 def test_a_closed_client_fails_its_pending_and_later_calls(
     serve: Serve, node: Node, mode: str
 ) -> None:
