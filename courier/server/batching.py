@@ -14,6 +14,7 @@ import inspect
 import logging
 import operator
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -29,10 +30,6 @@ from courier.threads.locks import Condition, Lock
 Future = concurrent.futures.Future
 
 _log = logging.getLogger(__name__)
-
-#: The longest wait that a lock takes; the thread waits again.
-_LONGEST_S = 1e6
-
 
 #: Marks a missing argument: None and all numbers have a meaning.
 _NOT_GIVEN: Any = object()
@@ -153,9 +150,7 @@ class BatchedHandler:
         self._changed = Condition(Lock())
         #: Calls that fit together, in the order of arrival; no list is empty.
         self._waiting: dict[Any, collections.deque[_BatchedCall]] = {}
-        #: Threads that gather or run a batch.
-        self._runners = 0
-        #: Whether one of them gathers.
+        #: Whether a thread gathers a batch, or will as soon as one is free.
         self._gathers = False
         self._threads = HandlerPool(
             "courier-batch",
@@ -226,10 +221,9 @@ class BatchedHandler:
         if self._gathers:
             if len(group) >= self._options.batch_size:
                 self._changed.notify()
-        elif self._runners < self._options.max_parallelism:
-            if self._threads.submit(self._run).cancelled():
-                raise ServerBusyError("no thread can be started to run a batch; nothing was run")
-            self._runners += 1
+        elif self._threads.submit(self._run).cancelled():
+            raise ServerBusyError("no thread can be started to run a batch; nothing was run")
+        else:
             self._gathers = True
 
     def _forget(self, request: _BatchedCall) -> None:
@@ -250,13 +244,7 @@ class BatchedHandler:
             del self._waiting[request.form]
 
     def _run(self) -> None:
-        while True:
-            self._answer(self._gather())
-            with self._changed:
-                if self._gathers or not self._waiting:
-                    self._runners -= 1
-                    return
-                self._gathers = True
+        self._answer(self._gather())
 
     def _gather(self) -> list[_BatchedCall]:
         """Returns the next batch; empty if no caller waits any more. For the gathering thread."""
@@ -274,8 +262,9 @@ class BatchedHandler:
         if len(group) >= self._options.batch_size:
             return 0.0
         if self._options.timeout_s is None:
-            return _LONGEST_S
-        return min(group[0].came_at + self._options.timeout_s - time.monotonic(), _LONGEST_S)
+            return threading.TIMEOUT_MAX
+        left = group[0].came_at + self._options.timeout_s - time.monotonic()
+        return min(left, threading.TIMEOUT_MAX)
 
     def _take(self) -> list[_BatchedCall]:
         # The oldest that is due: one kind of call must not keep others waiting for ever.
