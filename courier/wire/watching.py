@@ -9,8 +9,6 @@ import select
 from collections.abc import Callable
 from time import perf_counter
 
-from courier.threads.locks import Lock
-
 READ = select.POLLIN
 WRITE = select.POLLOUT
 #: The peer has closed the connection while no thread reads. Where the system cannot tell, a later read does.
@@ -138,43 +136,40 @@ class PollWatcher:
     """The same on other systems."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._wanted: dict[int, tuple[int, bool]] = {}
+        self._poll = select.poll()
+        self._once: set[int] = set()
         self._alarm, self._bell = os.pipe()
         for end in (self._alarm, self._bell):
             os.set_blocking(end, False)
+        self._poll.register(self._alarm, READ)
 
     def watch(self, descriptor: int, events: int, *, once: bool = False) -> None:
         if descriptor < 0:
             return
-        with self._lock:
-            self._wanted[descriptor] = (events, once)
-        self.wake()
+        if once:
+            self._once.add(descriptor)
+        else:
+            self._once.discard(descriptor)
+        self._poll.register(descriptor, events)
+        self.wake()  # a poll that has begun does not see it
 
     def forget(self, descriptor: int) -> None:
-        with self._lock:
-            self._wanted.pop(descriptor, None)
+        with contextlib.suppress(KeyError, ValueError):
+            self._poll.unregister(descriptor)
 
     def poll(self, timeout_s: float | None) -> Events:
-        poll = select.poll()
-        poll.register(self._alarm, READ)
-        with self._lock:
-            for descriptor, (events, _) in self._wanted.items():
-                poll.register(descriptor, events)
         found = []
-        for descriptor, events in poll.poll(timeout_s and timeout_s * 1000):
+        for descriptor, events in self._poll.poll(timeout_s and timeout_s * 1000):
             if descriptor == self._alarm:
                 with contextlib.suppress(OSError):
                     os.read(self._alarm, 4096)
-                continue
-            with self._lock:
-                wanted = self._wanted.get(descriptor)
-                if events & select.POLLNVAL:  # closed
-                    self._wanted.pop(descriptor, None)
-                    continue
-                if wanted is not None and wanted[1]:
-                    self._wanted[descriptor] = (0, True)
-            found.append((descriptor, events))
+            elif events & select.POLLNVAL:  # closed
+                self.forget(descriptor)
+            else:
+                if descriptor in self._once:
+                    with contextlib.suppress(OSError):  # forgotten meanwhile
+                        self._poll.modify(descriptor, 0)
+                found.append((descriptor, events))
         return found
 
     def wake(self) -> None:
