@@ -217,28 +217,29 @@ class ServedConnection:
         for stream in list(self._streams.values()):
             stream.cancel()
 
-    def hang_up(self) -> None:
-        """Hangs up. Safe to call twice; by the poller, or when there is none any more."""
+    def _leave(self) -> bool:
+        """Ends all calls; returns whether it had not been done before."""
         with self._lock:
             if self._gone:
-                return
+                return False
             self._gone = True
         self._host.forget(self)
         self.cancel_all()
-        self._channel.shut()
-        self._channel.close()
+        return True
+
+    def hang_up(self) -> None:
+        """Hangs up. Safe to call twice; by the poller, or when there is none any more."""
+        if self._leave():
+            self._channel.shut()
+            self._channel.close()
 
     def take_over(self) -> SocketCarrier:
         """Returns the carrier, whose owner is the caller from now on: nothing is served there.
 
         For a method whose client has sent nothing after its call. Raises ServerLostError.
         """
-        with self._lock:
-            if self._gone:
-                raise ServerLostError(f"{self.peer} has left")
-            self._gone = True
-        self._host.forget(self)
-        self.cancel_all()
+        if not self._leave():
+            raise ServerLostError(f"{self.peer} has left")
         return self._channel.carrier
 
     def give_up(self) -> None:
