@@ -287,7 +287,7 @@ class _Stream:
             if self._steps or self._over or self._ahead > _AHEAD_BYTES:
                 return
             self._steps = True
-        self._host.run_step(self._step)
+        self._host.run_step(self._advance)
 
     def cancel(self) -> None:
         self._call.end()
@@ -301,37 +301,27 @@ class _Stream:
         self._items.close()
         self._caller.end_stream(self._number)
 
-    def _step(self) -> None:
+    def _advance(self, step: "Step[Item] | None" = None) -> None:
+        """Sends items, the first of a step that has ended, until others are to go on."""
         try:
-            self._advance()
+            while not self._over:
+                if step is not None:
+                    item, step = step.result(), None
+                elif self._items.is_async:
+                    # No thread of the pool waits for its item.
+                    self._items.begin(self._host.handlers, self._advance)
+                    return
+                else:
+                    item = self._items.next_item()
+                if not self._take(item):
+                    self.grant(0)
+                    return
+            self._close()
         except BaseException:  # noqa: BLE001 - the reader gets the error
-            self._fail()
-
-    def _fail(self) -> None:
-        with self._lock:
-            self._over = True
-        self._close()
-        self._caller.give_up()
-
-    def _advance(self) -> None:
-        while not self._over:
-            if self._items.is_async:
-                # No thread of the pool waits for its item.
-                self._items.begin(self._host.handlers, self._take_late)
-                return
-            if not self._take(self._items.next_item()):
-                self.grant(0)
-                return
-        self._close()
-
-    def _take_late(self, step: "Step[Item]") -> None:
-        try:
-            if self._take(step.result()):
-                self._advance()
-            else:
-                self.grant(0)
-        except BaseException:  # noqa: BLE001 - the reader gets the error
-            self._fail()
+            with self._lock:
+                self._over = True
+            self._close()
+            self._caller.give_up()
 
     def _take(self, item: Item) -> bool:
         """Sends an item; returns whether the same thread is to take the next step."""
