@@ -48,11 +48,9 @@ class ServedConnection:
         self._channel = channel
         self.peer = channel.carrier.peer
         note_peer(channel.tag, self.peer)
-        #: Calls that run or wait, and generators that are open.
+        #: Calls that run, wait or are being answered, and generators that are open.
         self._calls: dict[int, CallContext] = {}
         self._streams: dict[int, _Stream] = {}
-        #: Calls whose answers come from threads outside of the host.
-        self._settling: set[int] = set()
         self._lock = Lock()
         self._watched = READ
         self._gone = False
@@ -65,8 +63,7 @@ class ServedConnection:
 
     @property
     def is_busy(self) -> bool:
-        open_calls = self._calls or self._settling
-        return not self._gone and bool(open_calls or self._channel.is_pending)
+        return not self._gone and bool(self._calls or self._channel.is_pending)
 
     # Reading, by the poller only
 
@@ -150,7 +147,7 @@ class ServedConnection:
         self, number: int, call: CallContext, outcome: Value | Failure | Refusal, at_once: bool
     ) -> None:
         call.end()
-        if self._calls.pop(number, None) is None or self._gone:
+        if number not in self._calls or self._gone:
             return  # the caller has cancelled
         channel = self._channel
         if at_once:
@@ -159,21 +156,20 @@ class ServedConnection:
             except OSError:
                 channel.shut()  # the poller sees that and clears up
                 return
+            self._calls.pop(number, None)
             if not done or self._watched != READ:
                 self.flush()
             return
         channel.post(outcome.kind, number, outcome.parcel)
+        self._calls.pop(number, None)
         if channel.unsent_bytes >= _SEND_SOON_BYTES:
             self.flush()
 
     def _settle(self, number: int, call: CallContext, outcome: Answer) -> None:
-        self._settling.add(number)
         try:
             self.answer(number, call, outcome, at_once=True)
         except BaseException:  # noqa: BLE001 - the waiting caller gets the error
             self.give_up()
-        finally:
-            self._settling.discard(number)
 
     def send_item(self, number: int, kind: int, parcel: Parcel) -> None:
         """Sends a frame of a generator: that it is one, an item, or its end."""
