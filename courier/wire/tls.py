@@ -4,7 +4,6 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from courier.errors import AuthenticationError
@@ -123,16 +122,12 @@ def _find_held(authority: bytes) -> TlsCredentials:
 def _as_file(data: bytes) -> Iterator[str]:
     """Writes data to a private file in a block, because `ssl` reads keys only from files."""
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("courier-tls")
-        path = f"/proc/self/fd/{descriptor}"
+        with os.fdopen(os.memfd_create("courier-tls"), "wb", buffering=0) as file:
+            file.write(data)
+            yield f"/proc/self/fd/{file.fileno()}"
     else:
         import tempfile
 
-        descriptor, path = tempfile.mkstemp()
-    try:
-        os.write(descriptor, data)
-        yield path
-    finally:
-        os.close(descriptor)
-        if not hasattr(os, "memfd_create"):
-            Path(path).unlink()
+        with tempfile.NamedTemporaryFile(buffering=0) as named:
+            named.write(data)
+            yield named.name
