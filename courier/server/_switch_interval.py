@@ -22,14 +22,11 @@ class SwitchInterval:
     """Shortens the interval between `begin` and `end` of any server. Thread-safe."""
 
     def __init__(self) -> None:
-        self._start_anew()
-        survive(self)
-
-    def _start_anew(self) -> None:
         self._lock = Lock()
         self._wanted = 0
         #: The interval before.
         self._usual_s = 0.0
+        survive(self)
 
     def begin(self) -> None:
         with self._lock:
@@ -58,10 +55,10 @@ class SwitchInterval:
             sys.setswitchinterval(self._usual_s)
 
     def _survive_fork(self) -> None:
-        was_wanted, usual_s = self._wanted, self._usual_s
-        self._start_anew()
-        if was_wanted:
-            sys.setswitchinterval(usual_s)
+        self._lock = Lock()
+        if self._wanted:
+            self._wanted = 0
+            self._restore()
 
 
 SWITCH_INTERVAL = SwitchInterval()
