@@ -24,7 +24,6 @@ class CallContext:
     _gone = False
     #: Made when a handler waits.
     _event: Event | None = None
-    _is_generator = False
     _on_end: list[Callable[[], None]] | None = None
     #: The connection and the number of the call there, for its record; 0 where there is none.
     tag = number = 0
@@ -84,18 +83,6 @@ class CallContext:
             except IndexError:
                 return
             callback()
-
-    def answered(self) -> None:
-        """Notes that the first message of the answer left. For the transport.
-
-        After that, only the reader of a generator still waits, for its items.
-        """
-        if not self._is_generator:
-            self.end()
-
-    def continue_as_generator(self) -> None:
-        """Notes that items will follow the first message. For the transport."""
-        self._is_generator = True
 
 
 _current: contextvars.ContextVar[CallContext] = contextvars.ContextVar("courier_call")

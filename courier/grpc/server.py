@@ -254,14 +254,18 @@ class FrontDoor(grpc.GenericRpcHandler):
         context: Any,
     ) -> bytes:
         """Runs a method; takes its arguments out of the list, so that only the step holds them."""
-        call = self._watch(context, head.method)
-        outcome = await self._handled(
-            functools.partial(_run, self._dispatcher, head, received.pop(), call)
-        )
-        if isinstance(outcome, Later):
-            outcome = _describe_outcome(await _settled(outcome))
+        call = self._begin(context, head.method)
+        outcome: Reply | Items | Later | None = None
+        try:
+            outcome = await self._handled(
+                functools.partial(_run, self._dispatcher, head, received.pop(), call)
+            )
+            if isinstance(outcome, Later):
+                outcome = _describe_outcome(await _settled(outcome))
+        finally:
+            if not isinstance(outcome, Items):  # a generator's call ends with its items
+                call.end()
         if isinstance(outcome, Items):
-            call.continue_as_generator()
             ticket = self._park(head.session, outcome, call)
             reply, parcel = pb.ReplyHead(kind=pb.ReplyHead.GENERATOR, ticket=ticket), None
         else:
@@ -293,12 +297,15 @@ class FrontDoor(grpc.GenericRpcHandler):
 
     async def _call_other(self, name: str, path: str, request: bytes, context: Any) -> bytes:
         arguments = (path.rpartition("/")[2], request)
-        call = self._watch(context, name)
-        outcome: Any = await self._handled(
-            lambda: self._dispatcher.run_shared(name, arguments, {}, call)
-        )
-        if isinstance(outcome, Later):
-            outcome = await _settled(outcome)
+        call = self._begin(context, name)
+        try:
+            outcome: Any = await self._handled(
+                lambda: self._dispatcher.run_shared(name, arguments, {}, call)
+            )
+            if isinstance(outcome, Later):
+                outcome = await _settled(outcome)
+        finally:
+            call.end()
         if isinstance(outcome, Given) and isinstance(outcome.value, bytes):
             return outcome.value
         if isinstance(outcome, Failure):
@@ -307,15 +314,14 @@ class FrontDoor(grpc.GenericRpcHandler):
             self._close(outcome)
         raise CourierError(f"{path} is answered by {name}, which has not returned bytes")
 
-    def _watch(self, context: Any, method: str) -> CallContext:
+    def _begin(self, context: Any, method: str) -> CallContext:
         # A call without a deadline has one in the far future, or none, depending on the version.
         remaining: float | None = context.time_remaining()
         timeout_s = remaining if remaining is not None and remaining < 1e8 else None
         call = CallContext(method, self._relay.peer_of(context.peer()), timeout_s)
-        context.add_done_callback(lambda _: call.answered())
         call.came = time.perf_counter()
         self._engine.foreign.add(call)
-        context.add_done_callback(lambda _: self._engine.foreign.discard(call))
+        call.on_end(lambda: self._engine.foreign.discard(call))
         return call
 
     def _park(self, session: bytes, what: Reply | Items, call: CallContext) -> bytes:

@@ -176,7 +176,7 @@ class Machine(RuleBasedStateMachine):
             return
         key, came_at, call = self.waiting.pop(number)
         self._check(key, came_at, answer)
-        call.answered()
+        call.end()
 
     def _check(self, key: int, came_at: float, answer: Answer) -> None:
         if isinstance(answer, Failure):
