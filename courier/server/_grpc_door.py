@@ -47,9 +47,8 @@ class GrpcDoor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._relay: GrpcRelay
-        #: Set when one of the attributes below has changed.
+        #: Set when the engine's health, or the next attribute, has changed.
         self._changed: asyncio.Event
-        self._healthy = True
         self._stopping = False
         self._grace_s = 0.0
         #: Connections that wait for the event loop to take them.
@@ -121,8 +120,9 @@ class GrpcDoor:
                 return
         await door.start()
         self._relay.open(door.connect)
+        assert self.engine is not None
         while not self._stopping:
-            await door.set_healthy(self._healthy)
+            await door.set_healthy(self.engine.is_healthy)
             await self._changed.wait()
             self._changed.clear()
         await door.stop(self._grace_s)
@@ -138,15 +138,11 @@ class GrpcDoor:
                 _log.warning("a courier server cannot speak gRPC yet: %s", error)
                 return None
 
-    def _tell(self) -> None:
+    def notify(self) -> None:
+        """Has the gRPC server look at the health of the engine, and whether to stop."""
         with contextlib.suppress(RuntimeError):  # it has ended already
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._changed.set)
-
-    def set_healthy(self, healthy: bool) -> None:
-        with self._lock:
-            self._healthy = healthy
-        self._tell()
 
     def survive_fork(self) -> None:
         if self._loop is not None:
@@ -161,7 +157,7 @@ class GrpcDoor:
         with self._lock:
             self._stopping = True
             self._grace_s = grace_s
-        self._tell()
+        self.notify()
 
     def end(self) -> list[str]:
         thread = self._thread

@@ -246,8 +246,7 @@ class Cache:
         entry.answer, entry.frozen, entry.asked_at, entry.size = answer, frozen, asked_at, size
         self._bytes += size
         self._descriptors += entry.descriptors
-        if key not in self._kept:
-            self._kept[key] = entry
+        self._kept[key] = entry
 
     def _drop(self, key: _Key, entry: "_CacheEntry") -> None:
         """Forgets an answer, but not that a call is in flight, so that there is only one."""

@@ -345,7 +345,7 @@ class Server:
         if self._stage is not _ServerStage.STARTED or self._host is None:
             raise ServerStateError(f"the server is {self._stage.value}")
         self._host.is_healthy = healthy
-        self._grpc.set_healthy(healthy)
+        self._grpc.notify()
 
     def _survive_fork(self) -> None:
         # It counts as stopped: the parent serves.
