@@ -179,13 +179,8 @@ class BatchedHandler:
     def submit(self, *args: Any, **kwargs: Any) -> "Future[Any]":
         request = _BatchedCall(args, kwargs)
         with self._changed:
-            group = self._waiting.setdefault(request.form, collections.deque())
-            group.append(request)
-            try:
-                self._look_after(group)
-            except ServerBusyError:
-                self._drop(request)
-                raise
+            self._look_after(1 + len(self._waiting.get(request.form, ())))
+            self._waiting.setdefault(request.form, collections.deque()).append(request)
         if request.in_call:
             current_call().on_end(lambda: self._forget(request))
         return request.future
@@ -217,9 +212,10 @@ class BatchedHandler:
         if is_harmless:
             idempotent(self)
 
-    def _look_after(self, group: Sequence[_BatchedCall]) -> None:
+    def _look_after(self, count: int) -> None:
+        """Sees to it that a thread gathers, and hears of so many calls that fit together."""
         if self._gathers:
-            if len(group) >= self._options.batch_size:
+            if count >= self._options.batch_size:
                 self._changed.notify()
         elif self._threads.submit(self._run).cancelled():
             raise ServerBusyError("no thread can be started to run a batch; nothing was run")
@@ -229,19 +225,16 @@ class BatchedHandler:
     def _forget(self, request: _BatchedCall) -> None:
         # Answered or cancelled.
         with self._changed:
-            if request not in self._waiting.get(request.form, ()):
+            group = self._waiting.get(request.form)
+            if group is None or request not in group:
                 return
-            self._drop(request)
+            group.remove(request)
+            if not group:
+                del self._waiting[request.form]
             self._changed.notify()
         # Not under the lock: its callbacks may call this object.
         request.future.cancel()
         _settle(request.future)
-
-    def _drop(self, request: _BatchedCall) -> None:
-        group = self._waiting[request.form]
-        group.remove(request)
-        if not group:
-            del self._waiting[request.form]
 
     def _run(self) -> None:
         self._answer(self._gather())
@@ -254,7 +247,7 @@ class BatchedHandler:
             batch = self._take() if self._waiting else []
             self._gathers = False
             if self._waiting:
-                self._look_after(next(iter(self._waiting.values())))
+                self._look_after(0)
             return batch
 
     def _time_of(self, group: Sequence[_BatchedCall]) -> float:
