@@ -53,19 +53,14 @@ class _Segment:
             raise
         self.number = number
         self.size = size
-        #: Its descriptor, until the peer has it.
+        #: Its descriptor, until its first frame has it.
         self.descriptor: int | None = descriptor
         self.view = memoryview(self.memory)
         self.used_at = time.monotonic()
 
     @property
     def is_free(self) -> bool:
-        return self.descriptor is None and self.memory[0] == 0
-
-    def close(self) -> None:
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-            self.descriptor = None
+        return self.memory[0] == 0
 
 
 class SegmentPool:
