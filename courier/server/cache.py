@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from courier.calls.context import CallContext, enter_call
 from courier.calls.dispatch import Dispatcher
@@ -32,14 +32,13 @@ from courier.calls.outcomes import (
     packed,
 )
 from courier.calls.pending import PendingCall
+from courier.client.client import connection_of
+from courier.client.connection import Connection
 from courier.errors import SerializationError
 from courier.threads.locks import Lock
 from courier.values.frozen import AVAILABLE, Frozen
 from courier.values.parcel import Parcel, pack
 from courier.values.shared import MIN_BYTES, freeze
-
-if TYPE_CHECKING:
-    from courier.client.connection import Connection
 
 _log = logging.getLogger(__name__)
 
@@ -87,8 +86,6 @@ class Cache:
             TypeError: `client` is no courier client.
             ValueError: A number is below 0, or `stale_s` below `refresh_s`.
         """
-        from courier.client.client import connection_of  # which imports this module
-
         if not refresh_s >= 0 or not stale_s >= 0:
             raise ValueError("refresh and stale times cannot be below 0")
         if stale_s < refresh_s:
@@ -97,7 +94,7 @@ class Cache:
             )
         if max_bytes < 0 or max_entries < 0:
             raise ValueError("a cache cannot hold less than nothing")
-        self._connection: Connection = connection_of(client)
+        self._connection = connection_of(client)
         self._refresh_s = refresh_s
         self._stale_s = stale_s
         self._max_bytes = max_bytes
@@ -306,7 +303,7 @@ class _CacheEntry:
 class _RelayedItems(Items):
     """The items of the other server's generator, as received bytes."""
 
-    def __init__(self, items: Items, connection: "Connection", pending: PendingCall) -> None:
+    def __init__(self, items: Items, connection: Connection, pending: PendingCall) -> None:
         self._items = items
         self._connection = connection
         self._pending = pending
