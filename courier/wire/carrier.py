@@ -34,8 +34,6 @@ _CLOEXEC_DONTWAIT = _CLOEXEC | DONTWAIT
 class SocketCarrier:
     """A connection to one peer: TCP, or a unix socket in its place."""
 
-    #: Whether it can pass descriptors, and so shared memory.
-    passes_descriptors = False
     #: `send` of the socket, if bytes go there unchanged and at once.
     send_now: Callable[[Chunk, int], int] | None = None
     # Not properties: looking them up is part of every call.
@@ -75,10 +73,6 @@ class SocketCarrier:
             return self._send(chunks[0], DONTWAIT)
         return self._socket.sendmsg(chunks, (), DONTWAIT)
 
-    def take_descriptors(self) -> list[int]:
-        """Returns the descriptors that came with the received data; the caller closes them."""
-        return []
-
     def shut(self) -> None:
         """Ends the connection, which wakes its reader. Safe to call twice."""
         with contextlib.suppress(OSError):
@@ -91,9 +85,7 @@ class SocketCarrier:
 
 
 class UnixCarrier(SocketCarrier):
-    """A unix socket, over which descriptors can be passed."""
-
-    passes_descriptors = True
+    """A unix socket, over which descriptors can be passed, and so shared memory."""
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         super().__init__(sock, peer, is_exposed=False)
@@ -126,6 +118,7 @@ class UnixCarrier(SocketCarrier):
         return self._socket.sendmsg(chunks, (rights,), DONTWAIT)
 
     def take_descriptors(self) -> list[int]:
+        """Returns the descriptors that came with the received data; the caller closes them."""
         taken, self._descriptors = self._descriptors, []
         return taken
 

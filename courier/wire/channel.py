@@ -13,7 +13,7 @@ from courier.threads.locks import Lock
 from courier.values.frozen import AVAILABLE
 from courier.values.parcel import NO_PARCEL, Parcel
 from courier.wire._segments import SegmentMap, SegmentPool
-from courier.wire.carrier import DONTWAIT, MAX_CHUNKS, SocketCarrier
+from courier.wire.carrier import DONTWAIT, MAX_CHUNKS, SocketCarrier, UnixCarrier
 from courier.wire.frames import (
     SMALL_BYTES,
     Chunk,
@@ -72,9 +72,11 @@ class Channel:
         #: The same number on both sides, which tells nothing of the keys.
         both = hashlib.blake2b(min(receive_key, send_key), digest_size=4, person=b"courier tag")
         self.tag = int.from_bytes(both.digest(), "little")
-        shares = carrier.passes_descriptors and AVAILABLE
-        self._pool = SegmentPool(timing.segment_idle_s) if shares else None
-        self._map = SegmentMap(carrier.take_descriptors) if shares else None
+        self._pool: SegmentPool | None = None
+        self._map: SegmentMap | None = None
+        if isinstance(carrier, UnixCarrier) and AVAILABLE:
+            self._pool = SegmentPool(timing.segment_idle_s)
+            self._map = SegmentMap(carrier.take_descriptors)
         self._reader = FrameReader(
             self._map.map if self._map is not None else None,
             Seals(receive_key) if carrier.is_exposed else None,
