@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from courier.threads.forks import survive
 from courier.threads.locks import Lock
 from courier.wire.tls import TlsCredentials
 
@@ -38,16 +39,15 @@ _log = logging.getLogger(__name__)
 class GrpcDoor:
     """Starts a gRPC server when one is needed. Thread-safe."""
 
-    def __init__(self, tls: TlsCredentials | None) -> None:
+    def __init__(self, host: "ConnectionServer", tls: TlsCredentials | None) -> None:
+        self._host = host
         self._tls = tls
-        #: Accepts the streams of our own clients inside of gRPC. Set before the first connection.
-        self.engine: ConnectionServer | None = None
         self._lock = Lock()
         #: The loop, its thread and its server, from the first connection on.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._relay: GrpcRelay
-        #: Set when the engine's health, or the next attribute, has changed.
+        #: Set when the host's health, or the next attribute, has changed.
         self._changed: asyncio.Event
         self._stopping = False
         self._grace_s = 0.0
@@ -55,6 +55,7 @@ class GrpcDoor:
         self._coming = 0
         #: Whether all calls have ended, and no more are accepted.
         self._has_ended = False
+        survive(self)
 
     def admit(self, sock: socket.socket, data: bytes, peer: str) -> None:
         with self._lock:
@@ -120,31 +121,29 @@ class GrpcDoor:
                 return
         await door.start()
         self._relay.open(door.connect)
-        assert self.engine is not None
         while not self._stopping:
-            await door.set_healthy(self.engine.is_healthy)
+            await door.set_healthy(self._host.is_healthy)
             await self._changed.wait()
             self._changed.clear()
         await door.stop(self._grace_s)
 
     def _make_door(self) -> "FrontDoor | None":
-        assert self.engine is not None
         with _for_this_process_only():
             from courier.grpc.server import FrontDoor  # loads grpc for the first gRPC client
 
             try:
-                return FrontDoor(self.engine, self._relay, self._tls)
+                return FrontDoor(self._host, self._relay, self._tls)
             except OSError as error:  # no descriptor is left, or no folder is writable
                 _log.warning("a courier server cannot speak gRPC yet: %s", error)
                 return None
 
     def notify(self) -> None:
-        """Has the gRPC server look at the health of the engine, and whether to stop."""
+        """Has the gRPC server look at the health of the host, and whether to stop."""
         with contextlib.suppress(RuntimeError):  # it has ended already
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._changed.set)
 
-    def survive_fork(self) -> None:
+    def _survive_fork(self) -> None:
         if self._loop is not None:
             self._relay.survive_fork()
 

@@ -17,13 +17,13 @@ import threading
 import time
 from collections.abc import Callable
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING
 
 from courier._timing import Timing
 from courier.calls.context import CallContext
 from courier.calls.dispatch import FAST_S, VERY_FAST_S, Dispatcher, MethodCosts
 from courier.calls.outcomes import BUSY, STOPPING, Kind, Refusal
 from courier.server._caller import ReceivedCall, ServedConnection
+from courier.server._grpc_door import GrpcDoor
 from courier.server._switch_interval import SWITCH_INTERVAL
 from courier.server.unproven import PATIENCE_S, UnprovenPeer, Way
 from courier.threads.forks import survive
@@ -37,10 +37,8 @@ from courier.wire.channel import Channel
 from courier.wire.handshake import NAME_BYTES, Introduction
 from courier.wire.place import ABSTRACT, host_name, is_own_user, keep_alive, peer_of
 from courier.wire.secret import Secret
+from courier.wire.tls import TlsCredentials
 from courier.wire.watching import READ, Spin, make_watcher
-
-if TYPE_CHECKING:
-    import ssl
 
 #: The poller is replaced if a handler runs longer in it.
 _OVERDUE_S = 0.002
@@ -62,8 +60,6 @@ _FULL_PAUSE_S = 0.01
 
 _log = logging.getLogger(__name__)
 
-Redirect = Callable[[socket.socket, bytes, str], None]
-
 
 class ConnectionServer:
     """Serves a dispatcher to all peers that prove themselves. Started and stopped once."""
@@ -74,19 +70,18 @@ class ConnectionServer:
         handlers: HandlerPool,
         costs: MethodCosts,
         secret: Secret | None,
-        tls_context: "ssl.SSLContext | None",
+        tls: TlsCredentials | None,
         *,
         listener: socket.socket,
-        redirect: Redirect,
         keepalive_s: float,
         timing: Timing,
     ) -> None:
-        """Prepares to serve; `redirect` takes over connections that do not speak our protocol."""
         self.dispatcher = dispatcher
         self.handlers = handlers
         self.secret = secret
-        self.tls_context = tls_context
-        self._redirect = redirect
+        self.tls_context = tls.server_context() if tls is not None else None
+        #: Takes over connections that do not speak our protocol.
+        self.grpc = GrpcDoor(self, tls)
         self._keepalive_s = keepalive_s
         self.timing = timing
         self.is_healthy = False
@@ -200,7 +195,7 @@ class ConnectionServer:
         self._forget_unproven(unproven)
         self._remove(unproven.fileno())
         if data and not self._stopping:
-            self._redirect(sock, data, unproven.peer)
+            self.grpc.admit(sock, data, unproven.peer)
         else:
             sock.close()
 

@@ -14,7 +14,6 @@ from courier.calls.records import QUEUES
 from courier.client.client import Client
 from courier.client.local import InProcess, LocalCall, announce, withdraw
 from courier.errors import AddressInUseError, ServerStateError, UnprotectedServerError
-from courier.server._grpc_door import GrpcDoor
 from courier.server.host import BACKLOG, ConnectionServer
 from courier.threads.abandoned import clear_up
 from courier.threads.forks import survive
@@ -161,7 +160,6 @@ class Server:
         self._stage = _ServerStage.NEW
         self._listener: socket.socket | None = None
         self._host: ConnectionServer | None = None
-        self._grpc = GrpcDoor(tls)
         #: Calls from this process, which use no socket.
         self._local_calls: set[LocalCall] = set()
         self._stopped = Event()
@@ -227,13 +225,12 @@ class Server:
                 self.handlers,
                 self.costs,
                 self.secret,
-                self._tls.server_context() if self._tls is not None else None,
+                self._tls,
                 listener=listener,
-                redirect=self._grpc.admit,
                 keepalive_s=self._keepalive_s,
                 timing=self._timing,
             )
-            self._grpc.engine = self._host
+            self._grpc = self._host.grpc
             self._host.start()
             self._stage = _ServerStage.STARTED
         QUEUES.add(self)
@@ -351,7 +348,6 @@ class Server:
         # It counts as stopped: the parent serves.
         self._lock = Lock()
         self._stopped = Event()
-        self._grpc.survive_fork()
         if self._stage is not _ServerStage.NEW:
             self._stage = _ServerStage.STOPPED
             self._stopped.set()
