@@ -74,10 +74,10 @@ class SegmentPool:
         self._numbers = itertools.count(1)
         self._closed = False
 
-    def place(self, parcel: Parcel) -> tuple[Layout, list[int]] | None:
+    def place(self, parcel: Parcel) -> tuple[Layout | None, list[int]]:
         """Puts the large buffers of a parcel into shared memory, if that saves time.
 
-        Returns their places, and descriptors to send and then to close; None if all go inline.
+        Returns their places, None if all go inline; and descriptors to send and then to close.
         """
         regions: list[Region] = []
         descriptors: list[int] = []
@@ -111,7 +111,7 @@ class SegmentPool:
                 at += _aligned(len(buffer))
             # It is the peer's now; its byte says when it is free.
             segment.descriptor = None
-        return (Layout(regions, places), descriptors) if regions else None
+        return Layout(regions, places) if regions else None, descriptors
 
     def _take(self, size: int) -> _Segment | None:
         now = time.monotonic()

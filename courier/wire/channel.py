@@ -127,8 +127,7 @@ class Channel:
         return error
 
     def _place(self, parcel: Parcel) -> tuple[Layout | None, Sequence[int]]:
-        placed = self._pool.place(parcel) if self._pool is not None else None
-        return _ALL_INLINE if placed is None else placed
+        return self._pool.place(parcel) if self._pool is not None else _ALL_INLINE
 
     def send(self, kind: int, call: int, parcel: Parcel, meta: bytes) -> bool:
         """Posts a frame and flushes. NothingSentError: none of its bytes was taken."""
