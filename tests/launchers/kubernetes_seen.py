@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from launchers.kubernetes._client import ApiError
 from launchers.kubernetes._names import Names
 
 NAMES = Names.of("demo", ["actor", "learner"], "demo-x2x4z")
@@ -94,3 +95,14 @@ def job(name: str = f"{RUN}-actor", *conditions: dict[str, Any], **fields: Any) 
         "spec": {"parallelism": 2, **fields.pop("spec", {})},
         "status": {"conditions": list(conditions), **fields},
     }
+
+
+def refused(status: int | None = 403, *, is_final: bool = True) -> ApiError:
+    """Returns what a request raises; not final: as of a server that has just begun."""
+    error = ApiError("we may not" if is_final else "it has just begun", status)
+    error.is_final = is_final
+    return error
+
+
+UNSCHEDULABLE = condition("PodScheduled", "False", "Unschedulable", "2 Insufficient gpu.")
+QUEUED = job(spec={"suspend": True}, labels={"kueue.x-k8s.io/queue-name": "team"})

@@ -27,7 +27,7 @@ from launchers.kubernetes._timing import Timing
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import LaunchOptions, NodeStatus, Outcome, ProgramResult
 from launchpad_lite.testing import poll_until
-from tests.launchers.kubernetes_seen import job, pod, running, terminated, waiting
+from tests.launchers.kubernetes_seen import job, pod, refused, running, terminated, waiting
 
 NAMES = Names.of("demo", ["actor"], "demo-x2x4z")
 RUN = NAMES.run
@@ -298,12 +298,6 @@ def told(capsys: pytest.CaptureFixture[str]) -> Callable[[str], int]:
 Told = Callable[[str], int]
 
 
-def refusal(status: int, *, is_final: bool = True) -> ApiError:
-    error = ApiError("we may not" if is_final else "it has just begun", status)
-    error.is_final = is_final
-    return error
-
-
 # Logs
 
 
@@ -365,7 +359,7 @@ def test_the_supervisor_is_shown_that_the_launching_process_lives(lab: Lab, told
     program = lab.run()
     beats = f"patch Pod {SUPERVISOR} .*launchpad-lite/launcher"
     poll_until(lambda: len(re.findall(beats, "\n".join(lab.cluster.requests))) > 2)
-    lab.cluster.refuses["patch Pod"] = refusal(500, is_final=False)
+    lab.cluster.refuses["patch Pod"] = refused(500, is_final=False)
     poll_until(lambda: told("the program is not told that this process waits: "))
     lab.cluster.refuses.clear()
     poll_until(lambda: told("the program is told again that this process waits for it"))
@@ -440,7 +434,7 @@ def test_a_run_that_was_seen_to_have_ended_is_still_removed(lab: Lab) -> None:
 def test_what_has_no_owner_and_may_not_be_listed_is_said_to_remain(lab: Lab) -> None:
     for each in lab.cluster.objects.values():
         each["metadata"].pop("ownerReferences", None)
-    lab.cluster.refuses["list Secret"] = refusal(403)
+    lab.cluster.refuses["list Secret"] = refused()
     result = lab.attach().stop(20)
     assert f"kubectl delete secrets -n team -l launchpad-lite/run={RUN}" in result.reason
     assert lab.cluster.left() == [f"Secret {RUN}-trust"]
@@ -451,7 +445,7 @@ def test_who_may_not_remove_a_program_is_told_what_remains_though_all_went_well(
     lab: Lab, told: Told
 ) -> None:
     program = lab.run()
-    lab.cluster.refuses["delete"] = refusal(403)
+    lab.cluster.refuses["delete"] = refused()
     lab.cluster.end(COMPLETED)
     assert program.wait(20).outcome is Outcome.COMPLETED
     assert told("the program has ended; the run could not be removed: we may not") == 1
@@ -463,7 +457,7 @@ def test_an_interrupted_launch_says_what_remains_while_a_server_has_just_begun(
     lab: Lab, told: Told
 ) -> None:
     program = lab.launch()
-    lab.cluster.refuses["delete"] = refusal(403, is_final=False)
+    lab.cluster.refuses["delete"] = refused(is_final=False)
     program.request_stop("SIGINT", signal.SIGINT)
     assert program.join(20)
     assert told("the program cannot be stopped yet: it has just begun")
@@ -486,7 +480,7 @@ def test_how_a_program_ended_is_told_before_the_pods_of_a_lost_machine_are_gone(
 
 
 def test_a_right_without_which_nothing_is_seen_ends_the_launch(lab: Lab) -> None:
-    lab.cluster.refuses["watch Pod"] = refusal(403)
+    lab.cluster.refuses["watch Pod"] = refused()
     with pytest.raises(LaunchError, match="we may not"):
         lab.launch().await_up()
     assert lab.cluster.left() == []

@@ -24,10 +24,13 @@ from launchpad_lite.launching import (
 from launchpad_lite.life.events import KillAsked, StopAsked
 from launchpad_lite.life.result import WORK_DONE
 from tests.launchers.kubernetes_seen import (
+    QUEUED,
+    UNSCHEDULABLE,
     condition,
     event,
     job,
     pod,
+    refused,
     running,
     terminated,
     waiting,
@@ -248,8 +251,6 @@ def test_a_detached_run_whose_supervisor_is_gone_has_ended_nodes() -> None:
 
 # Until all nodes are placed
 
-UNSCHEDULABLE = condition("PodScheduled", "False", "Unschedulable", "2 Insufficient gpu.")
-
 
 def test_what_pods_wait_for_is_told_once_and_is_the_reason_when_they_waited_too_long() -> None:
     scene = Scene()
@@ -267,12 +268,11 @@ def test_what_pods_wait_for_is_told_once_and_is_the_reason_when_they_waited_too_
 
 def test_a_launch_waits_for_its_turn_in_a_queue_however_long_that_takes() -> None:
     scene = Scene()
-    queued = job(spec={"suspend": True}, labels={"kueue.x-k8s.io/queue-name": "team"})
-    scene.see(queued)
+    scene.see(QUEUED)
     scene.after(1.0)
     for _ in range(100):
         assert scene.after(100.0) is None
-        scene.see(queued)
+        scene.see(QUEUED)
     assert scene.told == ["actor wait: its turn in the queue 'team'"] or scene.told == [
         "actor[0], actor[1] wait: its turn in the queue 'team'"
     ]
@@ -368,18 +368,12 @@ def test_a_stop_before_all_nodes_are_placed_deletes_all(has_begun: bool) -> None
     assert scene.drain() == ["delete"]
 
 
-def refused(status: int | None, *, is_final: bool) -> ApiError:
-    error = ApiError("we may not" if is_final else "it restarts", status)
-    error.is_final = is_final
-    return error
-
-
 def test_a_cluster_that_does_not_answer_is_asked_again_and_again() -> None:
     scene = Scene().begin()
-    scene.refusal = refused(403, is_final=False)  # as a server that has just begun
+    scene.refusal = refused(is_final=False)
     scene.state.ask(StopAsked("enough"), scene.now)
     assert scene.after(TIMING.ask_again_s + 1.0) is None
-    assert scene.told.count("the program cannot be stopped yet: it restarts") == 2
+    assert scene.told.count("the program cannot be stopped yet: it has just begun") == 2
     scene.refusal = None
     scene.after(TIMING.ask_again_s)
     assert scene.drain()[-1] == f"end {RUN}-abcde"
@@ -397,7 +391,7 @@ def test_a_kill_waits_for_a_cluster_that_does_not_answer_for_a_while_only() -> N
 
 def test_who_may_not_stop_a_program_is_told_so() -> None:
     scene = Scene().begin()
-    scene.refusal = refused(403, is_final=True)
+    scene.refusal = refused()
     scene.state.ask(StopAsked("enough"), scene.now)
     with pytest.raises(ApiError, match="we may not"):
         scene.after(0.0)
