@@ -40,30 +40,11 @@ LABELS = {
 }
 PLAIN = PodOptions(image="python:3.12-slim")
 #: Names of fields that mean something to a merge, or to us.
-KEYS = st.sampled_from(
-    [
-        "containers",
-        "volumes",
-        "env",
-        "ports",
-        "name",
-        "node",
-        "affinity",
-        "podAffinity",
-        "volumeMounts",
-        "mountPath",
-        "spec",
-        "patch",
-        "containerPort",
-        "$patch",
-        "securityContext",
-        "image",
-        "mount",
-        "emptyDir",
-        "tolerations",
-        "requiredDuringSchedulingIgnoredDuringExecution",
-    ]
-)
+FIELDS = ("spec", "patch", "securityContext", "image", "mount", "emptyDir", "tolerations")
+MERGED = ("containers", "volumes", "env", "ports", "volumeMounts")
+NAMING = ("name", "node", "mountPath", "containerPort", "$patch")
+AFFINITY = ("affinity", "podAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+KEYS = st.sampled_from([*FIELDS, *MERGED, *NAMING, *AFFINITY])
 FILES = PackedRun(
     {"authority.pem": b"authority", "pod.py": b"print()"},
     {"begin.py": b"print()", "order.json": b"{}"},
@@ -87,6 +68,12 @@ def executables(label: str, count: int, ports: int = 0, **changes: Any) -> tuple
 
 def group(label: str, count: int = 1, pod: PodOptions = PLAIN, **changes: Any) -> Group:
     return Group(label, executables(label, count, **changes), pod)
+
+
+def unlike(label: str, pod: PodOptions = PLAIN, **changes: Any) -> Group:
+    """Returns two nodes, of which the second one differs."""
+    first, second = executables(label, 2)
+    return Group(label, (first, dataclasses.replace(second, **changes)), pod)
 
 
 def made(
@@ -164,19 +151,11 @@ def everything() -> Objects:
         restart=RestartPolicy("always"),
         together="5d41402a",
     )
+    supervisor = {"name": "supervisor", "resources": {"limits": {"memory": "4Gi"}}}
     return made(
         learner,
         actors,
-        supervisor=dataclasses.replace(
-            PLAIN,
-            patch={
-                "spec": {
-                    "containers": [
-                        {"name": "supervisor", "resources": {"limits": {"memory": "4Gi"}}}
-                    ]
-                }
-            },
-        ),
+        supervisor=dataclasses.replace(PLAIN, patch={"spec": {"containers": [supervisor]}}),
         files=dataclasses.replace(FILES, blob=bytes(200_000)),
         namespace="lab",
         notice_s=29.5,
@@ -384,26 +363,17 @@ def test_what_users_say_of_lost_machines_stands() -> None:
     assert [each["key"] for each in moving[1:]] == ["node.kubernetes.io/not-ready"]
 
 
-def waits_s(job: dict[str, Any]) -> float:
+def waits_s(template: dict[str, Any]) -> float:
     """Returns how long a pod waits for the supervisor."""
-    (told,) = (
-        each["value"]
-        for each in job["template"]["spec"]["containers"][0]["env"]
-        if each["name"] == "LAUNCHPAD_WAIT_S"
-    )
-    return float(told)
-
-
-def jobs_of_nodes(objects: Objects) -> Objects:
-    return [each["spec"] for each in objects[1:] if each["kind"] == "Job"]
+    env = {each["name"]: each.get("value") for each in template["spec"]["containers"][0]["env"]}
+    return float(env["LAUNCHPAD_WAIT_S"])
 
 
 def test_pods_wait_for_as_long_as_a_supervisor_may_come_in_the_place_of_a_lost_one() -> None:
     groups = (group("actor", restart=RestartPolicy()), group("learner"))
     for silence_s, notice_s, wait_s in ((None, 29, 700), (300, 29, 1029), (300, -1, 1000)):
         objects = made(*groups, schedule_s=100, launcher_silence_s=silence_s, notice_s=notice_s)
-        assert waits_s(job_spec(objects, "demo-actor")) == wait_s
-        assert waits_s(job_spec(objects, "demo-learner")) == 100
+        assert [*map(waits_s, templates(objects)[1:])] == [wait_s, 100]
 
 
 @pytest.mark.parametrize(
@@ -426,8 +396,7 @@ def test_the_launcher_tells_pods_how_long_they_wait(
     program.add_node(lp.PyNode(print), label="actor")
     plan = lp.plan(program, launcher, restart=restart)
     _, _, objects = launcher._make(plan, LaunchOptions(notice_s=5), suspended=True)
-    jobs = jobs_of_nodes(objects) or [each["spec"] for each in replicated(objects)[1:]]
-    assert {waits_s(each) for each in jobs} == {wait_s}
+    assert [*map(waits_s, templates(objects)[1:])] == [wait_s]
 
 
 def test_pods_that_come_back_do_not_outlive_the_longest_time_of_the_run() -> None:
@@ -444,8 +413,7 @@ def test_pods_that_come_back_do_not_outlive_the_longest_time_of_the_run() -> Non
 
 
 def test_a_job_gives_each_node_what_its_most_lasting_one_needs() -> None:
-    lasting = dataclasses.replace(*executables("actor", 1, restart=RestartPolicy()), replica=1)
-    job = job_spec(made(Group("actor", (*executables("actor", 1), lasting), PLAIN)), "demo-actor")
+    job = job_spec(made(unlike("actor", restart=RestartPolicy())), "demo-actor")
     assert job["backoffLimitPerIndex"] == 1000
     assert [each["action"] for each in job["podFailurePolicy"]["rules"]] == ["FailIndex", "Ignore"]
 
@@ -577,28 +545,17 @@ def test_no_network_policy_when_the_cluster_is_to_decide() -> None:
 
 
 def test_all_mistakes_are_told_at_once() -> None:
-    uneven = (
-        *executables("actor", 1, resources=Resources(gpu=1)),
-        dataclasses.replace(*executables("actor", 1), replica=1),
-    )
     groups = [
-        Group("actor", uneven, PodOptions()),
+        unlike("actor", PodOptions(), resources=Resources(gpu=1)),
         group("half", resources=Resources(gpu=0.5)),
         group("bad", pod=PodOptions(image="i", patch={"spec": {"containers": None}})),
-        Group(
-            "pairs",
-            (
-                *executables("pairs", 1, together="x"),
-                dataclasses.replace(*executables("pairs", 1, together="y"), replica=1),
-            ),
-            PLAIN,
-        ),
+        unlike("pairs", together="x"),
     ]
     names = Names.of("program", [each.label for each in groups], "demo")
     found = Manifests(Cluster(names), groups, PodOptions(), "program").mistakes()
     expected = [
         r"no image for the pods of the supervisor, group 'actor'; name one that has launchpad-lite",
-        r"actor\[0\] and actor\[1\] ask for different resources \(gpu=1; none\).*labels of their own",
+        r"actor\[0\] and actor\[1\] ask for different resources \(none; gpu=1\).*labels of their own",
         r"half\[0\] asks for gpu=0\.5",
         r"pods of group 'bad': patch\.spec\.containers: the container 'node'",
         r"pairs\[0\] and pairs\[1\] are to run together with different nodes",
