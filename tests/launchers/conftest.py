@@ -11,6 +11,7 @@ from tests.beds.slurm import SlurmCluster
 from tests.beds.ssh_hosts import SshHosts
 from tests.launchers.host_engines import KubernetesDesk, SlurmDesk, SshDesk, desk_on
 from tests.launchers.marks import Marked, mark_all
+from tests.launchers.pods import write_trust
 
 
 @pytest.fixture
@@ -33,6 +34,12 @@ def package(tmp_path: Path) -> Path:
         archive.writestr("tiny-1.5.dist-info/WHEEL", wheel)
         archive.writestr("tiny-1.5.dist-info/RECORD", "")
     return path
+
+
+@pytest.fixture(scope="session")
+def trust(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is mounted into each pod of a run."""
+    return write_trust(tmp_path_factory.mktemp("trust"))
 
 
 @pytest.fixture(scope="session")

@@ -34,15 +34,9 @@ from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import NodeStatus
 from launchpad_lite.life.events import Start
 from launchpad_lite.testing import poll_until
-from tests.launchers.pods import Pod, write_trust
+from tests.launchers.pods import Pod, open_files
 
 PATIENT = Timing(greeting_s=300.0, part_s=60.0)
-
-
-@pytest.fixture(scope="module")
-def trust(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is mounted into each pod."""
-    return write_trust(tmp_path_factory.mktemp("trust"))
 
 
 # Who may call
@@ -79,13 +73,16 @@ def close(line: PodLine) -> None:
     line.terminate()
     line.wait(30)
     for stream in (line.stdin, line.stdout, line.stderr):
-        assert stream is not None
         stream.close()
 
 
-def say(line: PodLine, data: bytes) -> None:
-    assert line.stdin is not None
-    line.stdin.write(data)
+@contextlib.contextmanager
+def linked(exchange: PodExchange, trust: Path) -> Iterator[tuple[PodLine, ssl.SSLSocket]]:
+    """A line, and the pod at its other end."""
+    line = exchange.expect("run-a-0")
+    with greet(exchange, trust, "run-a-0") as pod:
+        yield line, pod
+    close(line)
 
 
 def framed(data: bytes) -> bytes:
@@ -110,23 +107,15 @@ def read_all(stream: IO[bytes]) -> bytes:
     return b"".join(iter(lambda: stream.read(1 << 16), b""))
 
 
-def drain(line: PodLine) -> None:
-    """Says that nothing more comes."""
-    assert line.stdin is not None
-    line.stdin.close()
-
-
-def works(exchange: PodExchange, trust: Path, host: str = "run-a-0") -> bool:
+def works(exchange: PodExchange, trust: Path) -> bool:
     """Tells whether a pod is let in."""
-    line = exchange.expect(host)
-    assert line.stdout is not None
-    with greet(exchange, trust, host) as pod:
-        say(line, b"ping")
+    with linked(exchange, trust) as (line, pod):
+        line.stdin.write(b"ping")
         there = heard(pod)
         pod.sendall(framed(b"pong"))
         here = line.stdout.read(10)
-    assert line.wait(30) == 255
-    close(line)
+        pod.close()
+        assert line.wait(30) == 255
     return (there, here) == (b"ping", b"pong")
 
 
@@ -144,7 +133,7 @@ def test_a_pod_may_call_before_it_is_expected(exchange: PodExchange, trust: Path
     with greet(exchange, trust, "run-a-0") as pod:
         poll_until(lambda: "run-a-0" in exchange._served)
         line = exchange.expect("run-a-0")
-        say(line, b"welcome")
+        line.stdin.write(b"welcome")
         assert heard(pod) == b"welcome"
         close(line)
         assert is_refused(pod)
@@ -217,49 +206,46 @@ def test_who_does_not_say_who_it_is_in_time_is_refused(trust: Path) -> None:
 
 
 def test_when_files_run_out_the_exchange_goes_on(
-    trust: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    exchange: PodExchange,
+    trust: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with exchanging(trust) as exchange:
-        accept, refused = socket.socket.accept, []
+    accept, refused = socket.socket.accept, []
 
-        def refuse(self: socket.socket) -> Any:
-            if self is exchange._listener and not refused:
-                refused.append(True)
-                raise OSError(errno.EMFILE, "too many open files")
-            return accept(self)
+    def refuse(self: socket.socket) -> Any:
+        if self is exchange._listener and not refused:
+            refused.append(True)
+            raise OSError(errno.EMFILE, "too many open files")
+        return accept(self)
 
-        monkeypatch.setattr(socket.socket, "accept", refuse)
-        with caplog.at_level(logging.CRITICAL, "asyncio"):
-            assert works(exchange, trust)
-        assert refused
+    monkeypatch.setattr(socket.socket, "accept", refuse)
+    with caplog.at_level(logging.CRITICAL, "asyncio"):
+        assert works(exchange, trust)
+    assert refused
 
 
 def test_what_was_said_last_arrives_though_the_pod_has_more_to_say(trust: Path) -> None:
-    with exchanging(trust, PATIENT) as exchange:
-        line = exchange.expect("run-a-0")
-        with greet(exchange, trust, "run-a-0") as pod:
-            pod.settimeout(0.3)
-            with contextlib.suppress(TimeoutError):
-                while True:  # more than anybody takes in
-                    pod.sendall(framed(bytes(1 << 16)))
-            say(line, b"quit")
-            drain(line)
-            pod.settimeout(30)
-            assert heard(pod) == b"quit"
-            assert heard(pod) == b""
-            assert not line._ended.is_set()
+    with exchanging(trust, PATIENT) as exchange, linked(exchange, trust) as (line, pod):
+        pod.settimeout(0.3)
+        with contextlib.suppress(TimeoutError):
+            while True:  # more than anybody takes in
+                pod.sendall(framed(bytes(1 << 16)))
+        line.stdin.write(b"quit")
+        line.stdin.close()
+        pod.settimeout(30)
+        assert heard(pod) == b"quit"
+        assert heard(pod) == b""
+        assert not line._ended.is_set()
+        pod.close()
         assert line.wait(30) == 255
-        close(line)
 
 
 def test_a_pod_that_does_not_end_its_side_is_not_waited_for_without_end(trust: Path) -> None:
-    with exchanging(trust, Timing(part_s=0.3)) as exchange:
-        line = exchange.expect("run-a-0")
-        with greet(exchange, trust, "run-a-0") as pod:
-            drain(line)
-            assert line.wait(30) == 255
-            assert heard(pod) == b""
-        close(line)
+    with exchanging(trust, Timing(part_s=0.3)) as exchange, linked(exchange, trust) as (line, pod):
+        line.stdin.close()
+        assert line.wait(30) == 255
+        assert heard(pod) == b""
 
 
 @pytest.mark.parametrize("cut", [1000, 1 << 16, 1_000_000])
@@ -267,14 +253,13 @@ def test_all_arrives_unchanged_both_ways_however_it_is_cut(
     exchange: PodExchange, trust: Path, cut: int
 ) -> None:
     sent = [random.Random(cut + side).randbytes(700_000) for side in (0, 1)]
-    line = exchange.expect("run-a-0")
 
-    def speak() -> None:
+    def speak(line: PodLine) -> None:
         for start in range(0, len(sent[0]), cut):
-            say(line, sent[0][start : start + cut])
+            line.stdin.write(sent[0][start : start + cut])
 
-    with greet(exchange, trust, "run-a-0") as pod, ThreadPoolExecutor(2) as threads:
-        speaking = threads.submit(speak)
+    with linked(exchange, trust) as (line, pod), ThreadPoolExecutor(2) as threads:
+        speaking = threads.submit(speak, line)
         reading = threads.submit(read_all, line.stdout)
         found = b""
         while len(found) < len(sent[0]):
@@ -285,18 +270,15 @@ def test_all_arrives_unchanged_both_ways_however_it_is_cut(
             pod.sendall(framed(sent[1][start : start + cut]))
         pod.sendall(framed(b""))
         assert reading.result(30) == sent[1]
-    close(line)
 
 
 def test_a_line_that_nobody_reads_ends(exchange: PodExchange, trust: Path) -> None:
-    line = exchange.expect("run-a-0")
-    assert line.stdout is not None
-    line.stdout.close()
-    with greet(exchange, trust, "run-a-0") as pod, contextlib.suppress(OSError):
-        for _ in range(100):
-            pod.sendall(framed(b"words"))
-    assert line.wait(30) == 255
-    close(line)
+    with linked(exchange, trust) as (line, pod):
+        line.stdout.close()
+        with contextlib.suppress(OSError):
+            for _ in range(100):
+                pod.sendall(framed(b"words"))
+        assert line.wait(30) == 255
 
 
 def test_a_pod_that_nobody_expects_does_no_harm(exchange: PodExchange, trust: Path) -> None:
@@ -321,34 +303,29 @@ def test_a_pod_that_calls_under_the_name_of_another_takes_its_place(
         with greet(exchange, trust, "run-a-0") as new:
             assert is_refused(old)
             line = exchange.expect("run-a-0")
-            say(line, b"new")
+            line.stdin.write(b"new")
             assert heard(new) == b"new"
             with greet(exchange, trust, "run-a-0"):
                 assert line.wait(30) == 255
-                assert line.stderr is not None
                 assert line.stderr.read() == b"another pod has called in its place"
             close(line)
 
 
-def end(pod: ssl.SSLSocket) -> None:
-    pod.sendall(framed(b""))
-
-
 @pytest.mark.parametrize(
     ("leave", "reason"),
-    [(end, "its agent has ended"), (ssl.SSLSocket.close, "its pod has closed the connection")],
+    [
+        (lambda pod: pod.sendall(framed(b"")), "its agent has ended"),
+        (ssl.SSLSocket.close, "its pod has closed the connection"),
+    ],
 )
 def test_a_line_says_why_it_ended(
     exchange: PodExchange, trust: Path, leave: Callable[[ssl.SSLSocket], None], reason: str
 ) -> None:
-    line = exchange.expect("run-a-0")
-    assert line.stderr is not None
-    with greet(exchange, trust, "run-a-0") as pod:
-        say(line, b"words")
+    with linked(exchange, trust) as (line, pod):
+        line.stdin.write(b"words")
         assert heard(pod) == b"words"
         leave(pod)
-        assert read_all(line.stderr).decode().startswith(reason)
-    close(line)
+        assert line.stderr.read().decode().startswith(reason)
 
 
 def test_pods_that_are_waited_for_are_known(exchange: PodExchange, trust: Path) -> None:
@@ -371,7 +348,7 @@ def test_lines_that_end_while_much_comes_take_nothing_from_others(
             pod.sendall(framed(bytes(50_000)))
             line.terminate()
             other = exchange.expect(f"run-b-{index}")
-            say(other, b"not lost")
+            other.stdin.write(b"not lost")
             close(line)
             with greet(exchange, trust, other.host) as neighbour:
                 assert heard(neighbour) == b"not lost"
@@ -388,10 +365,6 @@ def test_an_exchange_that_was_closed_expects_nobody(trust: Path) -> None:
     for line in (waiting, late):
         assert line.wait(1) == 255
         close(line)
-
-
-def open_files() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

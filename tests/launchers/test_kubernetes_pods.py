@@ -19,7 +19,7 @@ import launchpad_lite as lp
 from launchers.host.pod import MAY_COME_BACK
 from launchpad_lite.testing import LaunchedProgram, poll_until
 from launchpad_lite.testing.programs import call_until_answered
-from tests.launchers.pods import Cluster, Pod, write_trust
+from tests.launchers.pods import Cluster, Pod, open_files
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -106,12 +106,6 @@ def write_here() -> None:
 
 
 # Programs
-
-
-@pytest.fixture(scope="module")
-def trust(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is mounted into each pod."""
-    return write_trust(tmp_path_factory.mktemp("trust"))
 
 
 @pytest.fixture(scope="module")
@@ -216,10 +210,6 @@ def test_nodes_begin_where_the_supervisor_did_if_they_can_write_there(
 
 
 # Pods that are lost
-
-
-def open_files() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
