@@ -12,7 +12,7 @@ import pytest
 from launchpad_lite.parts.marks import marked
 from launchpad_lite.testing import poll_until
 
-_MARK = "LAUNCHERS_TEST_MARK"
+MARK = "LAUNCHERS_TESTMARK"
 
 
 class Marked:
@@ -24,7 +24,7 @@ class Marked:
     def processes(self) -> list[psutil.Process]:
         """All that are alive, but for the one that asks."""
         found = []
-        for pid in marked(_MARK, self._mark):
+        for pid in marked(MARK, self._mark):
             with contextlib.suppress(psutil.Error):
                 found.append(psutil.Process(pid))
         return [process for process in found if process.pid != os.getpid()]
@@ -54,7 +54,7 @@ class Marked:
 def mark_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[Marked]:
     """Marks all that a test starts; ends what is left after the test."""
     mark = uuid.uuid4().hex
-    monkeypatch.setenv(_MARK, mark)
+    monkeypatch.setenv(MARK, mark)
     found = Marked(mark)
     yield found
     found.kill()

@@ -33,11 +33,10 @@ from launchers.supervision.supervised_program import SupervisedProgram
 from launchpad_lite.launching import LaunchOptions
 from launchpad_lite.launching.launch import plan as make_plan
 from launchpad_lite.testing import LaunchedProgram, poll_until
+from tests.launchers.marks import MARK, Marked
 
 #: Runs what is mounted, after something else.
 _RUN = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
-#: Marks the processes of a pod, in their environment.
-TAG = "LAUNCHERS_TEST_POD"
 
 
 def write_trust(folder: Path) -> Path:
@@ -66,8 +65,9 @@ class Pod:
         output: int | None = None,
         first: str = "",
     ) -> None:
-        self._tag = uuid.uuid4().hex
-        self.errors = folder / f"{host}-{self._tag}.stderr"
+        mark = uuid.uuid4().hex
+        self._inside = Marked(mark)
+        self.errors = folder / f"{host}-{mark}.stderr"
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", f"{first}\n{_RUN}", str(trust / "pod.py")]
@@ -78,7 +78,7 @@ class Pod:
                     "LAUNCHPAD_SUPERVISOR": f"127.0.0.1:{port}",
                     "LAUNCHPAD_WAIT_S": str(wait_s),
                     "LAUNCHPAD_HOST": host,
-                    TAG: self._tag,
+                    MARK: mark,
                 },
                 stdin=subprocess.DEVNULL,
                 stderr=errors if output is None else output,
@@ -87,21 +87,14 @@ class Pod:
 
     def processes(self) -> list[psutil.Process]:
         """All that runs in it."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                if process.environ().get(TAG) == self._tag and process.is_running():
-                    found.append(process)
-        return [each for each in found if _is_alive(each)]
+        return self._inside.processes()
 
     def crash(self) -> None:
         """Ends everything in it at once, as the kernel does when the first process is killed."""
         # By its number as well: while it is being started, its environment is not there yet.
         self.process.kill()
-        while processes := self.processes():
-            for process in processes:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
+        while self.processes():
+            self._inside.kill()
             self.process.poll()
         self.process.wait()
 
@@ -118,26 +111,15 @@ class Pod:
         return code
 
 
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
-
-
 class Shown:
     """Output of nodes, as it came."""
 
     def __init__(self) -> None:
         self.sizes: dict[str, int] = {}
         self.last: dict[str, bytes] = {}
-        #: What agents have put in.
-        self.note = b""
 
     def show(self, node: str, data: bytes) -> None:
         self.sizes[node] = self.sizes.get(node, 0) + len(data)
-        if b"were lost" in data:
-            self.note += data
         self.last[node] = (self.last.get(node, b"") + data)[-4096:]
 
     def finish(self, node: str) -> None: ...
@@ -200,7 +182,6 @@ class Cluster:
         checkpoints: Path | None = None,
         silence_s: float = 8.0,
         wait_s: float = 60.0,
-        limit_s: float = 60.0,
         notice_s: float = 20.0,
         comes_back: bool = False,
         pods: bool = True,
@@ -251,7 +232,7 @@ class Cluster:
             starter.readmit = readmit_and_lose  # type: ignore[method-assign]
             return PodFleet(starter, supervised, wait_s, self.exchange, lambda: comes_back)
 
-        running = deploy(deployment, limit_s, make_fleet)
+        running = deploy(deployment, 60.0, make_fleet)
         self._launched = LaunchedProgram(program, running)
         return self._launched
 

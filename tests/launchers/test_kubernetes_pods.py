@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -460,44 +459,6 @@ def test_pods_end_with_all_that_nodes_started_when_the_supervisor_has_gone(
     poll_until(lambda: len(cluster.pods[RUNNER].processes()) >= 6)
     cluster.exchange.close()
     assert set(cluster.ends().values()) == {MAY_COME_BACK}
-
-
-def supervise(folder: Path, trust: Path, cache: Path) -> None:
-    """For a process of its own: the supervisor of pods that others start."""
-    with Cluster(folder, trust, cache) as cluster:
-        print(cluster.exchange.port, flush=True)
-        cluster.launch(counting(lp.PyNode(wait_for_stop)), pods=False, silence_s=8.0).wait()
-
-
-@pytest.mark.slow
-def test_pods_end_when_the_supervisor_says_nothing_any_more(
-    tmp_path: Path, trust: Path, cache: Path
-) -> None:
-    script = f"""
-from pathlib import Path
-from tests.launchers.test_kubernetes_pods import supervise
-supervise(*map(Path, {[str(tmp_path), str(trust), str(cache)]}))
-"""
-    pods = []
-    with subprocess.Popen(
-        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE
-    ) as supervisor:
-        try:
-            assert supervisor.stdout is not None
-            port = int(supervisor.stdout.readline())
-            pods += [Pod(host, tmp_path, trust, port) for host in (COUNTER, RUNNER)]
-            # Reaper, agent and worker.
-            poll_until(
-                lambda: supervisor.poll() or all(len(pod.processes()) >= 4 for pod in pods), 60
-            )
-            assert supervisor.returncode is None, [pod.errors.read_text() for pod in pods]
-            supervisor.send_signal(signal.SIGSTOP)
-            # 8 s of silence; their own end; and up to 5 s in which the supervisor might take it in.
-            assert [pod.end() for pod in pods] == [MAY_COME_BACK] * 2
-        finally:
-            supervisor.kill()
-            for pod in pods:
-                pod.crash()
 
 
 # Much at once
