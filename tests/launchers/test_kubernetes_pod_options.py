@@ -11,29 +11,14 @@ from launchers.kubernetes import KubernetesLauncher, PodOptions
 from launchpad_lite.launching import LaunchOptions
 
 
-class Actor:
-    def act(self) -> None: ...
-
-
-def emitted(launcher: KubernetesLauncher) -> list[dict[str, Any]]:
-    """Returns the objects of a program with one service."""
-    program = lp.Program("program")
-    program.add_node(lp.CourierNode(Actor), label="actor")
-    files = launcher.emit(lp.plan(program, launcher), LaunchOptions())
-    return [json.loads(text) for name, text in files.items() if name.endswith(".json")]
-
-
 def patched(patch: Any, **options: Any) -> dict[str, Any]:
     """Returns the template of pods that are patched."""
-    pod = PodOptions(image="i", patch=patch, **options)
-    objects = emitted(
-        KubernetesLauncher(name="demo", pods={"*": PodOptions(image="i"), "actor": pod})
-    )
-    (job,) = [
-        each
-        for each in objects
-        if each["metadata"]["name"] == "demo-actor" and each["kind"] == "Job"
-    ]
+    pods = {"actor": PodOptions(patch=patch, **options)}
+    launcher = KubernetesLauncher("i", name="demo", pods=pods)
+    program = lp.Program("program")
+    program.add_node(lp.CourierNode(dict), label="actor")
+    files = launcher.emit(lp.plan(program, launcher), LaunchOptions())
+    (job,) = (json.loads(files[name]) for name in files if name.endswith("-job-demo-actor.json"))
     template: dict[str, Any] = job["spec"]["template"]
     return template
 

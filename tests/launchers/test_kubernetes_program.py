@@ -271,7 +271,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     found = Lab(tmp_path)
     yield found
     found.cluster.refuses.clear()
-    found.cluster.keeps = False
+    found.cluster.objects.clear()
     for each in found.programs:
         each.kill()
         assert each.join(20)
@@ -438,7 +438,6 @@ def test_what_has_no_owner_and_may_not_be_listed_is_said_to_remain(lab: Lab) -> 
     result = lab.attach().stop(20)
     assert f"kubectl delete secrets -n team -l launchpad-lite/run={RUN}" in result.reason
     assert lab.cluster.left() == [f"Secret {RUN}-trust"]
-    lab.cluster.objects.clear()
 
 
 def test_who_may_not_remove_a_program_is_told_what_remains_though_all_went_well(
@@ -450,7 +449,6 @@ def test_who_may_not_remove_a_program_is_told_what_remains_though_all_went_well(
     assert program.wait(20).outcome is Outcome.COMPLETED
     assert told("the program has ended; the run could not be removed: we may not") == 1
     assert told(f"kubectl delete job {RUN} -n team") == 1
-    lab.cluster.objects.clear()
 
 
 def test_an_interrupted_launch_says_what_remains_while_a_server_has_just_begun(
@@ -462,7 +460,6 @@ def test_an_interrupted_launch_says_what_remains_while_a_server_has_just_begun(
     assert program.join(20)
     assert told("the program cannot be stopped yet: it has just begun")
     assert told(f"could not be removed: it has just begun.* kubectl delete job {RUN} -n team") == 1
-    lab.cluster.objects.clear()
 
 
 def test_how_a_program_ended_is_told_before_the_pods_of_a_lost_machine_are_gone(

@@ -138,9 +138,9 @@ class Scene:
             result = self.state.look(self.now)
         return result
 
-    def soon(self) -> ProgramResult:
-        """Returns how the program ended, once that is settled."""
-        result = self.after(TIMING.explain_s + TIMING.settle_s)
+    def soon(self, seconds: float = TIMING.explain_s + TIMING.settle_s) -> ProgramResult:
+        """Returns how the program ended, by default once that is settled."""
+        result = self.after(seconds)
         assert result is not None
         return result
 
@@ -261,8 +261,7 @@ def test_what_pods_wait_for_is_told_once_and_is_the_reason_when_they_waited_too_
     assert [each.waits_for for each in scene.state.nodes] == [
         "Unschedulable: 2 Insufficient gpu."
     ] * 2
-    result = scene.after(2.0)
-    assert result is not None
+    result = scene.soon(2.0)
     assert "not all nodes were placed within 600 s: actor[0], actor[1] wait:" in result.reason
 
 
@@ -287,8 +286,7 @@ def test_pods_that_end_before_all_are_placed_end_the_launch(code: int, told: str
     scene.end(scene.second, code)
     scene.see(job(failed=1, failedIndexes="1"))
     assert scene.after(TIMING.explain_s) is None  # the supervisor may explain it
-    result = scene.after(2.0)
-    assert result is not None
+    result = scene.soon(2.0)
     assert f"cannot start: actor[1]: its pod {told}" in result.reason
     assert result.failures[0].last_output == "the last of 2"
 
@@ -330,9 +328,7 @@ def test_a_supervisor_that_does_not_stop_within_its_notice_is_removed_by_force()
     scene.state.ask(StopAsked("enough"), scene.now)
     assert scene.after(60.0 + TIMING.spare_s + TIMING.gone_s - 1.0) is None
     assert not scene.state.is_in_hurry
-    result = scene.after(2.0)
-    assert result is not None
-    assert result.reason == "enough; it did not end within its notice"
+    assert scene.soon(2.0).reason == "enough; it did not end within its notice"
     assert scene.state.is_in_hurry
 
 
@@ -348,8 +344,7 @@ def test_a_kill_deletes_all_at_once_also_after_a_stop() -> None:
     scene.after(0.0)
     scene.drain()
     scene.state.ask(KillAsked(), scene.now)
-    result = scene.after(0.0)
-    assert result is not None
+    result = scene.soon(0.0)
     assert (result.outcome, result.reason) == (Outcome.STOPPED, "enough")
     assert scene.drain() == ["delete"]
     assert scene.state.is_in_hurry
@@ -362,9 +357,7 @@ def test_a_stop_before_all_nodes_are_placed_deletes_all(has_begun: bool) -> None
         scene.begin(up=False)
     scene.drain()
     scene.state.ask(StopAsked("enough"), scene.now)
-    result = scene.after(0.0)
-    assert result is not None
-    assert result.outcome is Outcome.STOPPED
+    assert scene.soon(0.0).outcome is Outcome.STOPPED
     assert scene.drain() == ["delete"]
 
 
@@ -384,9 +377,7 @@ def test_a_kill_waits_for_a_cluster_that_does_not_answer_for_a_while_only() -> N
     scene.refusal = refused(None, is_final=False)
     scene.state.ask(KillAsked(), scene.now)
     assert scene.after(TIMING.gone_s - 1.0) is None
-    result = scene.after(2.0)
-    assert result is not None
-    assert result.reason == "kill() was called; the cluster does not answer"
+    assert scene.soon(2.0).reason == "kill() was called; the cluster does not answer"
 
 
 def test_who_may_not_stop_a_program_is_told_so() -> None:
@@ -428,8 +419,7 @@ def test_a_stop_from_elsewhere_deletes_what_only_waits_for_an_image() -> None:
     assert other.after(1.0) is None
     assert other.drain() == ["word enough"]
     other.state.note_caught_up("s", other.now)
-    result = other.after(0.0)
-    assert result is not None
+    other.soon(0.0)
     assert other.drain() == ["delete"]
     without = Scene(is_launch=False)
     without.see(pod(RUN, container="supervisor", state=waiting("ErrImagePull"), uid="s"))
@@ -450,8 +440,7 @@ def test_a_shell_that_attaches_removes_no_pod_and_knows_when_the_program_is_lost
     other = Scene("never", is_launch=False).begin()
     other.delete(other.first)
     other.delete(other.supervisor)
-    result = other.after(100.0)
-    assert result is not None
+    result = other.soon(100.0)
     assert f"the machine {SUPERVISOR_MACHINE} of its supervisor does not answer" in result.reason
     assert not [each for each in other.done if each.startswith("remove")]
 
@@ -595,8 +584,7 @@ def test_a_program_that_may_not_begin_anew_ends_with_its_supervisor() -> None:
     scene = Scene("never").begin()
     scene.delete(scene.supervisor, grace_s=70.0)
     assert scene.after(70.0 + TIMING.stuck_s - 1.0) is None
-    result = scene.after(2.0)
-    assert result is not None
+    result = scene.soon(2.0)
     assert result.outcome is Outcome.FAILED
     assert scene.told[-1] == result.reason
 
@@ -605,9 +593,7 @@ def test_a_program_whose_supervisor_has_ended_its_nodes_does_not_begin_anew(scen
     scene.delete(scene.supervisor)
     for each in (scene.first, scene.second):
         scene.end(each, 0)
-    result = scene.after(100.0)
-    assert result is not None
-    assert "how the program ended is not known" in result.reason
+    assert "how the program ended is not known" in scene.soon(100.0).reason
 
 
 def test_machines_that_do_not_end_pods_in_time_are_silent(scene: Scene) -> None:
