@@ -32,20 +32,15 @@ pytest.importorskip("kubernetes")
 pytestmark = [needs_kubernetes, pytest.mark.slow, pytest.mark.timeout(300)]
 
 _BRIEF = {"brief": True}
+_DETACHED = """
+if __name__ == "__main__":
+    lp.launch(make_program(), LAUNCHER, detach=True, **OPTIONS)
+"""
 
 
 def assert_nothing_is_left(user: KubernetesDesk) -> None:
     user.assert_no_object_is_left()
     user.assert_nothing_is_left()
-
-
-@contextlib.contextmanager
-def batch_client(user: KubernetesDesk) -> Iterator[Any]:
-    """A client of jobs, with all rights."""
-    from kubernetes import client, config
-
-    with config.new_client_from_config(str(user.cluster.kubeconfig)) as api:
-        yield client.BatchV1Api(api)
 
 
 # Programs
@@ -101,11 +96,7 @@ def test_another_python_in_an_image_is_named(kubernetes: KubernetesDesk, group: 
 def test_a_run_that_has_ended_can_be_looked_at_until_it_is_removed(
     kubernetes: KubernetesDesk,
 ) -> None:
-    source = """
-        if __name__ == "__main__":
-            lp.launch(make_program(), LAUNCHER, detach=True, **OPTIONS)
-    """
-    kubernetes.launch(source, how=_BRIEF, name="short").check()
+    kubernetes.launch(_DETACHED, how=_BRIEF, name="short").check()
     poll_until(lambda: kubernetes.job_has_succeeded("short"), 90)
     status = kubernetes.command_line("status", "short").check()
     assert status.startswith("counting: completed, "), status
@@ -118,11 +109,7 @@ def test_a_run_that_has_ended_can_be_looked_at_until_it_is_removed(
 
 
 def test_another_shell_follows_the_output_until_the_end(kubernetes: KubernetesDesk) -> None:
-    source = """
-        if __name__ == "__main__":
-            lp.launch(make_program(), LAUNCHER, detach=True, **OPTIONS)
-    """
-    kubernetes.launch(source).check()
+    kubernetes.launch(_DETACHED).check()
     follower = kubernetes.command_line("logs", "-f", "counting")
     follower.until(r"\[caller\[0\]\] 0 on counting-caller-0 called counting-store-0")
     assert "stopped" in kubernetes.command_line("stop", "counting").check()
@@ -281,12 +268,8 @@ def test_a_jobset_runs_as_one(kubernetes: KubernetesDesk) -> None:
 def test_jobs_that_a_queue_admits_one_after_the_other_wait_for_each_other(
     kubernetes: KubernetesDesk, last: str
 ) -> None:
-    source = """
-        if __name__ == "__main__":
-            lp.launch(make_program(), LAUNCHER, detach=True, **OPTIONS)
-    """
     schedule_s = 1
-    kubernetes.launch(source, queue="research", schedule_s=schedule_s, how=_BRIEF).check()
+    kubernetes.launch(_DETACHED, queue="research", schedule_s=schedule_s, how=_BRIEF).check()
     jobs = kubernetes.cluster.objects("Job")
     names = {each["metadata"]["name"] for each in jobs}
     assert names == {"counting", "counting-store", "counting-caller"}
@@ -298,20 +281,14 @@ def test_jobs_that_a_queue_admits_one_after_the_other_wait_for_each_other(
     def phases() -> list[str]:
         return [str(each["status"].get("phase")) for each in kubernetes.cluster.pods()]
 
-    with batch_client(kubernetes) as batch:
-
-        def admit(name: str) -> None:  # as Kueue does
-            body = {"spec": {"suspend": False}}
-            batch.patch_namespaced_job(name, kubernetes.cluster.namespace, body)
-
-        for name in names - {last}:
-            admit(name)
-        poll_until(lambda: phases() == ["Running"] * 3, 60)
-        begin = time.monotonic()
-        poll_until(lambda: time.monotonic() > begin + 4 * schedule_s or "Failed" in phases())
-        assert {*phases()} == {"Running"}
-        admit(last)
-        poll_until(lambda: kubernetes.job_has_succeeded("counting"), 60)
+    for name in names - {last}:
+        kubernetes.cluster.admit(name)
+    poll_until(lambda: phases() == ["Running"] * 3, 60)
+    begin = time.monotonic()
+    poll_until(lambda: time.monotonic() > begin + 4 * schedule_s or "Failed" in phases())
+    assert {*phases()} == {"Running"}
+    kubernetes.cluster.admit(last)
+    poll_until(lambda: kubernetes.job_has_succeeded("counting"), 60)
     kubernetes.command_line("stop", "counting").check()
     assert_nothing_is_left(kubernetes)
 

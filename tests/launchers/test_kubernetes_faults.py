@@ -5,17 +5,14 @@ are killed at random are in `test_host_chaos`. Of each fault the seconds are mea
 launcher has ended, or until calls go on; `pytest -s` shows them.
 """
 
-import json
 import re
 import signal
 import time
-import urllib.request
 from typing import Any
 
 import pytest
 
 from launchpad_lite.testing import poll_until
-from tests.beds.kubernetes.cluster import KubernetesCluster
 from tests.engines import needs_kubernetes
 from tests.launchers.host_engines import WITHIN_S, Command, KubernetesDesk
 
@@ -29,23 +26,6 @@ _NO_IMAGE = "localhost/none:1"
 
 def checkpoints(desk: KubernetesDesk, every_s: float | None) -> list[Any]:
     return [str(desk.there / "state"), every_s]
-
-
-def delete(cluster: KubernetesCluster, kind: str, name: str) -> None:
-    """As `kubectl delete`."""
-    group = "/apis/batch/v1" if kind == "jobs" else "/api/v1"
-    config = json.loads(cluster.kubeconfig.read_text())
-    request = urllib.request.Request(
-        f"{config['clusters'][0]['cluster']['server']}{group}"
-        f"/namespaces/{cluster.namespace}/{kind}/{name}",
-        data=json.dumps({"propagationPolicy": "Background"}).encode(),
-        headers={
-            "Authorization": f"Bearer {config['users'][0]['user']['token']}",
-            "Content-Type": "application/json",
-        },
-        method="DELETE",
-    )
-    urllib.request.urlopen(request).close()
 
 
 def restarted(run: Command) -> list[str]:
@@ -105,7 +85,7 @@ def test_what_somebody_ends_ends_a_program_without_a_policy_in_order(
     if how == "evict":
         kubernetes.cluster.evict(kubernetes.pod(name))
     else:
-        delete(kubernetes.cluster, "jobs", name)
+        kubernetes.cluster.delete("jobs", name)
     assert run.end() == 128 + signal.SIGTERM
     assert run.result["outcome"] == "INTERRUPTED"
     assert run.said(rf"launchpad: the program was ended: .*{told}")
@@ -169,7 +149,7 @@ def test_a_short_cut_a_deleted_secret_and_a_launcher_that_stands_still_do_no_har
     run.process.send_signal(signal.SIGCONT)
     run.await_calls()
 
-    delete(kubernetes.cluster, "secrets", "counting-trust")
+    kubernetes.cluster.delete("secrets", "counting-trust")
     run.await_calls()
     run.finish()
     assert run.result["restarts"] == []

@@ -139,6 +139,21 @@ class KubernetesCluster(Bed):
         """Deletes a pod as the eviction API does."""
         evict(self._store, self._store.get("pods", self.namespace, pod))
 
+    def delete(self, kind: str, name: str) -> None:
+        """Deletes an object, as `kubectl delete`; what it owns goes with it.
+
+        Args:
+            kind: As "jobs".
+            name: Its name.
+        """
+        self._store.delete(kind, self.namespace, name)
+
+    def admit(self, job: str) -> None:
+        """Resumes a job, as a queue does."""
+        self._store.update(
+            "jobs", self.namespace, job, lambda one: one["spec"].update(suspend=False)
+        )
+
     def drain(self, node: str) -> None:
         """Evicts all pods of a node, which takes no new ones until all is restored."""
         self._node(node).unschedulable = True
