@@ -67,6 +67,20 @@ def output_of(records: Iterable[Record], node: str) -> bytes:
     )
 
 
+def read_end(lines: Iterable[str], key: bytes | None = KEY) -> ProgramEnd:
+    """Returns the only record."""
+    (found,) = read(lines, RecordReader(key))
+    assert isinstance(found, ProgramEnd)
+    return found
+
+
+def report_of(end: ProgramEnd) -> ExceptionReport:
+    """Returns how the first failure was reported."""
+    report = end.result.failures[0].report
+    assert report is not None
+    return report
+
+
 def failure(error: Exception) -> NodeFailure:
     return NodeFailure.of_exception("actor[0]", "demo-actor-0", ExceptionReport.of(error))
 
@@ -204,12 +218,8 @@ def test_all_of_the_end_arrives() -> None:
     end = an_end()
     with Log() as log:
         log.writer.end(end)
-        (found,) = read(log.lines())
-    assert isinstance(found, ProgramEnd)
-    report, expected = found.result.failures[0].report, end.result.failures[0].report
-    assert report is not None
-    assert expected is not None
-    rebuilt = report.rebuild()
+        found = read_end(log.lines())
+    rebuilt = report_of(found).rebuild()
     assert type(rebuilt) is ValueError
     assert rebuilt.args == ("no such level", 7)
     assert without_parcels(found) == without_parcels(end)
@@ -234,11 +244,8 @@ def test_without_the_right_seal_nothing_is_unpickled(key: bytes | None) -> None:
     with Log() as log:
         log.writer.end(an_end(failure(DangerousError("x"))))
         before = DangerousError.loaded
-        (found,) = read(log.lines(), RecordReader(key))
-    assert isinstance(found, ProgramEnd)
-    (failed,) = found.result.failures
-    assert failed.report is not None
-    assert isinstance(failed.report.rebuild(), RemoteError)
+        found = read_end(log.lines(), key)
+    assert isinstance(report_of(found).rebuild(), RemoteError)
     assert DangerousError.loaded == before
 
 
@@ -250,12 +257,8 @@ def test_a_parcel_that_was_changed_is_dropped() -> None:
     seal, _, content = text.partition(" ")
     found = json.loads(content)
     found["result"]["failures"][0]["report"]["parcel"] = ["AAAA"]
-    forged = f"{number} {kind} {index} {seal} {json.dumps(found)}"
-    (end,) = read([forged])
-    assert isinstance(end, ProgramEnd)
-    report = end.result.failures[0].report
-    assert report is not None
-    assert report.parcel is None
+    end = read_end([f"{number} {kind} {index} {seal} {json.dumps(found)}"])
+    assert report_of(end).parcel is None
 
 
 @given(
@@ -357,15 +360,12 @@ def test_an_end_that_no_log_keeps_is_told_shortly_and_a_large_exception_as_text(
     end = an_end(*[dataclasses.replace(huge, node=f"actor[{i}]") for i in range(5)])
     with Log() as log:
         log.writer.end(an_end(large))
-        before = len(log.data())
-        log.writer.end(end)
-        assert len(log.data()) < before + (8 << 20)
-        exception, found = read(log.lines())
-    assert isinstance(exception, ProgramEnd)
-    report = exception.result.failures[0].report
-    assert report is not None
+        report = report_of(read_end(log.lines()))
     assert (report.parcel, report.type_name) == (None, "ValueError")
-    assert isinstance(found, ProgramEnd)
+    with Log() as log:
+        log.writer.end(end)
+        assert len(log.data()) < 8 << 20
+        found = read_end(log.lines())
     assert [each.node for each in found.result.failures] == [f"actor[{i}]" for i in range(5)]
     assert found.result.outcome is Outcome.FAILED
 
