@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,19 @@ import launchpad_lite as lp
 from launchers.host.pod import MAY_COME_BACK
 from launchpad_lite.testing import LaunchedProgram, poll_until
 from launchpad_lite.testing.programs import call_until_answered
+from tests.launchers import counting
 from tests.launchers.pods import Cluster, Pod, open_files
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _travels_by_value() -> Iterator[None]:
     """Pods are up sooner if they need not import what tests need."""
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
+    modules = (sys.modules[__name__], counting)
+    for each in modules:
+        cloudpickle.register_pickle_by_value(each)
     yield
-    cloudpickle.unregister_pickle_by_value(module)
+    for each in modules:
+        cloudpickle.unregister_pickle_by_value(each)
 
 
 QUICK = lp.RestartPolicy(backoff_s=0.01, max_restarts=50)
@@ -35,23 +38,6 @@ COUNTER, CALLER, RUNNER = "run-counter-0", "run-caller-0", "run-runner0-0"
 
 
 # Nodes
-
-
-class Counter:
-    """Its state is a number."""
-
-    def __init__(self) -> None:
-        self._value = 0
-
-    def add(self, by: int = 1) -> int:
-        self._value += by
-        return self._value
-
-    def save(self, folder: Path) -> None:
-        (folder / "value").write_text(str(self._value))
-
-    def restore(self, folder: Path) -> None:
-        self._value = int((folder / "value").read_text())
 
 
 def add_some(counter: Any, calls: int) -> None:
@@ -127,20 +113,20 @@ def marks(tmp_path: Path) -> Path:
     return path
 
 
-def counting(*others: lp.PyNode) -> lp.Program:
+def with_nodes(*others: lp.PyNode) -> lp.Program:
     """A program with a service, and nodes that run."""
     program = lp.Program("pods")
-    program.add_node(lp.CourierNode(Counter), label="counter")
+    program.add_node(lp.CourierNode(counting.Counter), label="counter")
     for index, other in enumerate(others):
         program.add_node(other, label=f"runner{index}")
     return program
 
 
-def with_caller(marks: Path) -> lp.Program:
-    """A service, and a node that calls it until it is stopped."""
+def with_caller(call: Callable[..., None], *how: object) -> lp.Program:
+    """A service, and a node that calls it."""
     program = lp.Program("pods")
-    counter = program.add_node(lp.CourierNode(Counter), label="counter")
-    program.add_node(lp.PyNode(call_until_stopped, counter, marks), label="caller")
+    counter = program.add_node(lp.CourierNode(counting.Counter), label="counter")
+    program.add_node(lp.PyNode(call, counter, *how), label="caller")
     return program
 
 
@@ -173,10 +159,7 @@ def await_restart(launched: LaunchedProgram, node: str, count: int = 1) -> None:
 
 
 def test_pods_of_a_program_that_ends_well_end_well(cluster: Cluster) -> None:
-    program = lp.Program("pods")
-    counter = program.add_node(lp.CourierNode(Counter), label="counter")
-    program.add_node(lp.PyNode(add_some, counter, 3), label="caller")
-    result = cluster.launch(program).wait()
+    result = cluster.launch(with_caller(add_some, 3)).wait()
     assert result.outcome is lp.Outcome.COMPLETED
     assert cluster.ends() == {COUNTER: 0, CALLER: 0}
     assert cluster.shown.last["caller[0]"] == b"it is 1\nit is 2\nit is 3\n"
@@ -185,7 +168,7 @@ def test_pods_of_a_program_that_ends_well_end_well(cluster: Cluster) -> None:
 
 
 def test_the_pod_of_a_node_that_failed_and_no_other_fails(cluster: Cluster) -> None:
-    launched = cluster.launch(counting(lp.PyNode(fail)))
+    launched = cluster.launch(with_nodes(lp.PyNode(fail)))
     with pytest.raises(lp.NodeFailedError, match="boom"):
         launched.wait()
     assert cluster.ends() == {COUNTER: 0, RUNNER: 1}
@@ -220,7 +203,7 @@ def test_a_node_goes_on_in_the_next_pod_and_its_callers_with_it(
     lp.launch(first, "local_mt").wait()
     files = open_files()
     threads = {thread.name for thread in threading.enumerate()}
-    launched = cluster.launch(with_caller(marks), restart=QUICK)
+    launched = cluster.launch(with_caller(call_until_stopped, marks), restart=QUICK)
     goes_on(marks)
     cluster.replace(COUNTER)
     await_restart(launched, "counter[0]")
@@ -236,7 +219,7 @@ def test_a_node_goes_on_in_the_next_pod_and_its_callers_with_it(
 def test_a_pod_that_comes_before_its_predecessor_was_missed_takes_its_place(
     cluster: Cluster, marks: Path
 ) -> None:
-    launched = cluster.launch(with_caller(marks), restart=QUICK)
+    launched = cluster.launch(with_caller(call_until_stopped, marks), restart=QUICK)
     goes_on(marks)
     before = cluster.pods[COUNTER]
     cluster.may_wait.clear()  # until the port is free, which here it shares with the next pod
@@ -249,7 +232,7 @@ def test_a_pod_that_comes_before_its_predecessor_was_missed_takes_its_place(
 
 @pytest.mark.slow
 def test_the_failure_tells_that_no_other_pod_has_come(cluster: Cluster, marks: Path) -> None:
-    launched = cluster.launch(with_caller(marks), restart=QUICK, wait_s=0.3)
+    launched = cluster.launch(with_caller(call_until_stopped, marks), restart=QUICK, wait_s=0.3)
     cluster.pods[COUNTER].crash()
     with pytest.raises(lp.NodeFailedError, match=r"lost: the link to it broke: \S") as raised:
         launched.wait()
@@ -265,7 +248,7 @@ def test_the_failure_tells_that_no_other_pod_has_come(cluster: Cluster, marks: P
 def test_a_program_that_is_ended_waits_for_no_pod(
     cluster: Cluster, marks: Path, how: str, code: int, is_waiting: bool
 ) -> None:
-    launched = cluster.launch(with_caller(marks), restart=QUICK, wait_s=300.0)
+    launched = cluster.launch(with_caller(call_until_stopped, marks), restart=QUICK, wait_s=300.0)
     cluster.pods[COUNTER].crash()
     if is_waiting:
         await_restart(launched, "counter[0]")
@@ -281,7 +264,7 @@ def test_a_program_that_is_ended_waits_for_no_pod(
 def test_a_program_that_is_ended_when_it_was_about_to_wait_does_not_begin_to(
     cluster: Cluster, marks: Path
 ) -> None:
-    launched = cluster.launch(with_caller(marks), restart=QUICK, wait_s=300.0)
+    launched = cluster.launch(with_caller(call_until_stopped, marks), restart=QUICK, wait_s=300.0)
     cluster.is_about_to_wait.clear()
     cluster.may_wait.clear()
     cluster.pods[COUNTER].crash()
@@ -297,7 +280,7 @@ def test_a_program_that_is_ended_when_it_was_about_to_wait_does_not_begin_to(
 def test_a_pod_that_is_lost_while_it_takes_the_place_of_another_has_a_successor(
     cluster: Cluster, marks: Path
 ) -> None:
-    launched = cluster.launch(with_caller(marks), restart=QUICK)
+    launched = cluster.launch(with_caller(call_until_stopped, marks), restart=QUICK)
     goes_on(marks)
     cluster.pods[COUNTER].crash()
     served = cluster.exchange._served
@@ -314,7 +297,7 @@ def test_a_pod_that_is_lost_while_it_takes_the_place_of_another_has_a_successor(
 def test_a_pod_that_is_lost_before_its_node_is_started_has_a_successor(
     cluster: Cluster, marks: Path
 ) -> None:
-    launched = cluster.launch(with_caller(marks), restart=QUICK)
+    launched = cluster.launch(with_caller(call_until_stopped, marks), restart=QUICK)
     goes_on(marks)
     cluster.lose_the_next(COUNTER)
     cluster.replace(COUNTER)
@@ -326,7 +309,7 @@ def test_a_pod_that_is_lost_before_its_node_is_started_has_a_successor(
 def test_when_pods_can_call_no_more_nodes_do_not_wait_for_new_ones(
     cluster: Cluster, marks: Path
 ) -> None:
-    launched = cluster.launch(with_caller(marks), restart=QUICK, wait_s=300.0)
+    launched = cluster.launch(with_caller(call_until_stopped, marks), restart=QUICK, wait_s=300.0)
     goes_on(marks)
     cluster.exchange.close()
     assert launched.running.join(60)
@@ -347,7 +330,7 @@ def binds(listener: socket.socket, port: int) -> bool:
 def test_a_pod_that_cannot_take_its_node_may_be_followed_by_another(
     cluster: Cluster, marks: Path
 ) -> None:
-    launched = cluster.launch(with_caller(marks), restart=QUICK)
+    launched = cluster.launch(with_caller(call_until_stopped, marks), restart=QUICK)
     goes_on(marks)
     cluster.pods[COUNTER].crash()
     (address,) = launched.running.plan.addresses
@@ -368,7 +351,7 @@ def test_a_node_hears_of_the_end_of_its_pod_and_has_its_state_in_the_next(
     # The policy allows no failure: a notice is none.
     policy = lp.RestartPolicy(max_restarts=0, backoff_s=0.01)
     launched = cluster.launch(
-        counting(lp.PyNode(note_stop, marks)),
+        with_nodes(lp.PyNode(note_stop, marks)),
         restart=policy,
         checkpoints=tmp_path / "checkpoints",
     )
@@ -396,7 +379,7 @@ def test_a_node_hears_of_the_end_of_its_pod_and_has_its_state_in_the_next(
 def test_a_node_that_does_not_listen_is_ended_after_its_notice_and_goes_on_elsewhere(
     cluster: Cluster,
 ) -> None:
-    launched = cluster.launch(counting(lp.PyNode(never_listen)), restart=QUICK, notice_s=0.3)
+    launched = cluster.launch(with_nodes(lp.PyNode(never_listen)), restart=QUICK, notice_s=0.3)
     await_state(launched, 1, "running")
     cluster.pods[RUNNER].terminate()
     assert cluster.pods[RUNNER].end() == MAY_COME_BACK
@@ -409,7 +392,7 @@ def test_a_node_that_does_not_listen_is_ended_after_its_notice_and_goes_on_elsew
 def test_a_pod_whose_node_has_ended_may_be_replaced_by_one_that_does_nothing(
     cluster: Cluster,
 ) -> None:
-    launched = cluster.launch(counting(lp.PyNode(print_much, 0), lp.PyNode(wait_for_stop)))
+    launched = cluster.launch(with_nodes(lp.PyNode(print_much, 0), lp.PyNode(wait_for_stop)))
     await_state(launched, 1, "ended")
     cluster.pods[RUNNER].terminate()
     assert cluster.pods[RUNNER].end() == MAY_COME_BACK
@@ -444,7 +427,9 @@ def test_a_pod_gives_up_when_there_is_no_supervisor(tmp_path: Path, trust: Path)
 
 
 def test_pods_of_a_program_that_begins_anew_may_come_back(cluster: Cluster, marks: Path) -> None:
-    launched = cluster.launch(with_caller(marks), restart=QUICK, comes_back=True)
+    launched = cluster.launch(
+        with_caller(call_until_stopped, marks), restart=QUICK, comes_back=True
+    )
     goes_on(marks)
     launched.stop()
     assert cluster.ends() == {COUNTER: MAY_COME_BACK, CALLER: MAY_COME_BACK}
@@ -455,7 +440,7 @@ def test_pods_end_with_all_that_nodes_started_when_the_supervisor_has_gone(
     cluster: Cluster,
 ) -> None:
     # They end long before they are silent for too long.
-    cluster.launch(counting(lp.PyNode(start_family)), silence_s=300.0)
+    cluster.launch(with_nodes(lp.PyNode(start_family)), silence_s=300.0)
     poll_until(lambda: len(cluster.pods[RUNNER].processes()) >= 6)
     cluster.exchange.close()
     assert set(cluster.ends().values()) == {MAY_COME_BACK}
@@ -472,7 +457,7 @@ def test_a_log_that_nobody_reads_holds_up_neither_the_node_nor_the_end_of_its_po
     try:
         cluster.start(COUNTER)
         cluster.start(RUNNER, output=write)
-        launched = cluster.launch(counting(lp.PyNode(print_much, 1)), pods=False, silence_s=20.0)
+        launched = cluster.launch(with_nodes(lp.PyNode(print_much, 1)), pods=False, silence_s=20.0)
         assert launched.wait(60).outcome is lp.Outcome.COMPLETED
         assert cluster.shown.sizes["runner0[0]"] == 1_000_000
         assert cluster.ends() == {COUNTER: 0, RUNNER: 0}
