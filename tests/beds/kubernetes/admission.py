@@ -75,21 +75,9 @@ def fill(resource: str, item: Object) -> None:
 
 def _fill_job(job: Object) -> None:
     spec = job["spec"]
-    per_index = spec.get("backoffLimitPerIndex") is not None
-    policy = spec.get("podFailurePolicy")
-    for field, value in {
-        "parallelism": 1,
-        "completions": 1 if spec.get("parallelism") in (None, 1) else None,
-        "backoffLimit": _INT32 if per_index else 6,
-        "completionMode": "NonIndexed",
-        "suspend": False,
-        "podReplacementPolicy": "Failed" if policy else "TerminatingOrFailed",
-    }.items():
-        if spec.get(field) is None and value is not None:
-            spec[field] = value
-    for rule in (policy or {}).get("rules", []):
-        for pattern in rule.get("onPodConditions") or []:
-            pattern.setdefault("status", "True")
+    spec.setdefault("backoffLimit", _INT32)
+    spec.setdefault("completionMode", "NonIndexed")
+    spec.setdefault("suspend", False)
     job["status"] = {}
 
 

@@ -146,16 +146,15 @@ class _Count:
 
     seen: set[str] = field(default_factory=set)
     """Pods that were counted."""
-    succeeded: set[int] = field(default_factory=set)
+    succeeded: set[int | None] = field(default_factory=set)
+    """Indexes; None: that of a job of one pod."""
     failed_indexes: set[int] = field(default_factory=set)
-    successes: int = 0
     failures: int = 0
     counted: int = 0
     """Failures that count against the limit."""
     by_index: dict[int, int] = field(default_factory=dict)
     ignored_by_index: dict[int, int] = field(default_factory=dict)
     not_before: dict[int | None, float] = field(default_factory=dict)
-    consecutive: int = 0
     verdict: tuple[str, str, str] | None = None
     """The condition that ends it: type, reason, message."""
     clock: float | None = None
@@ -164,7 +163,7 @@ class _Count:
 
 
 class JobController:
-    """Makes pods of jobs.
+    """Makes pods of jobs as our launcher writes them: with indexes, or of one pod.
 
     Args:
         store: Of the API.
@@ -229,26 +228,22 @@ class JobController:
                 "Job was active longer than specified deadline",
             )
         if count.verdict is None:
-            count.verdict = self._judge(job, count, running)
+            count.verdict = self._judge(job, count)
         if count.verdict is not None:
             for pod in running:
                 self._delete(pod)
         else:
-            replaces = spec["podReplacementPolicy"] != "Failed"
-            self._create(job, count, running if replaces else active)
+            self._create(job, count, active)
         fresh = [
             pod for pod in self.store.items("pods", metadata["namespace"]) if owned_by(pod, uid)
         ]
         self._write(job, count, fresh)
 
     def _count(self, job: Object, count: _Count, pods: Sequence[Object]) -> None:
-        spec = job["spec"]
         for pod in pods:
             uid = pod["metadata"]["uid"]
             phase = pod["status"].get("phase")
-            lost = "deletionTimestamp" in pod["metadata"] and (
-                spec["podReplacementPolicy"] != "Failed" or ("nodeName" not in pod["spec"])
-            )
+            lost = "deletionTimestamp" in pod["metadata"] and "nodeName" not in pod["spec"]
             if uid not in count.seen and (phase in ("Succeeded", "Failed") or lost):
                 count.seen.add(uid)
                 self._note(job, count, pod, succeeded=phase == "Succeeded")
@@ -260,44 +255,32 @@ class JobController:
         spec = job["spec"]
         index = _index(pod)
         if succeeded:
-            count.consecutive = 0
-            if index is None:
-                count.successes += 1
-            else:
-                count.succeeded.add(index)
+            count.succeeded.add(index)
             return
         count.failures += 1
         action, why = _policy(spec, pod)
         if action == "FailJob":
             count.verdict = count.verdict or ("Failed", "PodFailurePolicy", why)
-        if index is not None and spec.get("backoffLimitPerIndex") is not None:
+        if index is not None:
             counts = count.ignored_by_index if action == "Ignore" else count.by_index
             counts[index] = counts.get(index, 0) + 1
             total = count.by_index.get(index, 0) + count.ignored_by_index.get(index, 0)
             if action == "FailIndex" or count.by_index.get(index, 0) > spec["backoffLimitPerIndex"]:
                 count.failed_indexes.add(index)
             count.not_before[index] = time.monotonic() + self._pause(total)
-        elif action != "Ignore":
-            count.consecutive += 1
-            count.not_before[None] = time.monotonic() + self._pause(count.consecutive)
         if action != "Ignore":
             count.counted += 1
+            if index is None:
+                count.not_before[None] = time.monotonic() + self._pause(count.counted)
 
     def _pause(self, failures: int) -> float:
         return float(min(self.backoff_s * 2 ** (failures - 1), _MAX_BACKOFF_S))
 
-    def _judge(
-        self, job: Object, count: _Count, running: Sequence[Object]
-    ) -> tuple[str, str, str] | None:
+    def _judge(self, job: Object, count: _Count) -> tuple[str, str, str] | None:
         spec = job["spec"]
-        completions = spec.get("completions")
-        if spec["completionMode"] == "Indexed":
-            done = {index for index in count.succeeded if index < completions}
-            if len(done | count.failed_indexes) >= completions:
-                if count.failed_indexes:
-                    return "Failed", "FailedIndexes", "Job has failed indexes"
-                return "Complete", "CompletionsReached", "Reached expected number of succeeded pods"
-        elif count.successes >= completions:
+        if len(count.succeeded | count.failed_indexes) >= spec["completions"]:
+            if count.failed_indexes:
+                return "Failed", "FailedIndexes", "Job has failed indexes"
             return "Complete", "CompletionsReached", "Reached expected number of succeeded pods"
         if count.counted > spec["backoffLimit"]:
             message = "Job has reached the specified backoff limit"
@@ -307,21 +290,12 @@ class JobController:
     def _create(self, job: Object, count: _Count, held: Sequence[Object]) -> None:
         spec = job["spec"]
         clock = time.monotonic()
-        free = spec["parallelism"] - len(held)
-        wanted: list[int | None]
-        if spec["completionMode"] == "Indexed":
-            taken = {_index(pod) for pod in held} | count.succeeded | count.failed_indexes
-            open_indexes = [index for index in range(spec["completions"]) if index not in taken]
-            wanted = [
-                index
-                for index in open_indexes
-                if max(count.not_before.get(index, 0), count.not_before.get(None, 0)) <= clock
-            ]
-        else:
-            number = min(free, spec["completions"] - count.successes - len(held))
-            wanted = [None] * max(number if count.not_before.get(None, 0) <= clock else 0, 0)
-        for index in wanted[: max(free, 0)]:
-            self._create_pod(job, count, index)
+        indexed = spec["completionMode"] == "Indexed"
+        wanted: Iterable[int | None] = range(spec["completions"]) if indexed else (None,)
+        taken = {_index(pod) for pod in held} | count.succeeded | count.failed_indexes
+        for index in wanted:
+            if index not in taken and count.not_before.get(index, 0) <= clock:
+                self._create_pod(job, count, index)
 
     def _create_pod(self, job: Object, count: _Count, index: int | None) -> None:
         metadata, template = job["metadata"], json.loads(json.dumps(job["spec"]["template"]))
@@ -343,10 +317,9 @@ class JobController:
             pod["metadata"].setdefault("labels", {})[_INDEX] = str(index)
             annotations = pod["metadata"].setdefault("annotations", {})
             annotations[_INDEX] = str(index)
-            if job["spec"].get("backoffLimitPerIndex") is not None:
-                annotations[_FAILURES] = str(count.by_index.get(index, 0))
-                if index in count.ignored_by_index:
-                    annotations[_IGNORED] = str(count.ignored_by_index[index])
+            annotations[_FAILURES] = str(count.by_index.get(index, 0))
+            if index in count.ignored_by_index:
+                annotations[_IGNORED] = str(count.ignored_by_index[index])
             pod["spec"].setdefault("hostname", base)
         try:
             with self.store.changed:
@@ -359,10 +332,8 @@ class JobController:
             count.not_before[index] = time.monotonic() + self.backoff_s
 
     def _write(self, job: Object, count: _Count, pods: Sequence[Object]) -> None:
-        spec = job["spec"]
         active = [pod for pod in pods if _is_active(pod)]
         terminating = sum("deletionTimestamp" in pod["metadata"] for pod in active)
-        indexed = spec["completionMode"] == "Indexed"
         verdict = count.verdict
         ends = verdict is not None and not active
 
@@ -370,9 +341,9 @@ class JobController:
             status = one["status"]
             status["active"] = len(active) - terminating
             status["terminating"] = terminating
-            status["succeeded"] = len(count.succeeded) if indexed else count.successes
+            status["succeeded"] = len(count.succeeded)
             status["failed"] = count.failures
-            if indexed and spec.get("backoffLimitPerIndex") is not None:
+            if job["spec"]["completionMode"] == "Indexed":
                 status["failedIndexes"] = ",".join(map(str, sorted(count.failed_indexes)))
             if verdict is not None:
                 kind, reason, message = verdict
