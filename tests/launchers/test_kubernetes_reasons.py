@@ -373,18 +373,6 @@ def test_the_newest_pod_of_a_node_counts_in_whatever_order_they_are_listed() -> 
     assert seen.losses == {host: ["was killed by SIGKILL", "ended with exit code 2"]}
 
 
-def test_a_run_is_over_when_its_job_is_or_is_deleted() -> None:
-    seen = sight()
-    assert not seen.is_over
-    seen.take_in("ADDED", job(RUN))
-    assert not seen.is_over
-    seen.take_in("MODIFIED", job(RUN, FAILED))
-    assert seen.is_over
-    seen.take_in("ADDED", job(RUN))
-    seen.take_in("DELETED", job(RUN))
-    assert seen.is_over
-
-
 @pytest.mark.parametrize("kind", ["FailureTarget", "Failed"])
 def test_a_run_that_had_all_the_time_it_may_have_says_so(kind: str) -> None:
     seen = sight()

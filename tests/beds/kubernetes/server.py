@@ -231,13 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
         wanted = (options.get("preconditions") or {}).get("uid")
         metadata = item["metadata"]
         if wanted and wanted != metadata["uid"]:
-            raise ApiError(
-                409,
-                "Conflict",
-                f'Operation cannot be fulfilled on {target.resource.qualified} "{target.name}": '
-                f"the UID in the precondition ({wanted}) does not match the UID in record "
-                f"({metadata['uid']})",
-            )
+            raise ApiError(409, "Conflict", "the UID in the precondition does not match")
         grace_s = None if grace is None else int(grace)
         store.delete(plural, target.namespace, target.name, grace_s=grace_s, uid=metadata["uid"])
         self._answer(store.find(plural, target.namespace, target.name) or item)
