@@ -832,11 +832,7 @@ def test_a_delete_says_how_and_of_which_object_of_this_name(api: Api, stub: Stub
 @pytest.mark.parametrize(
     ("kind", "path"),
     [
-        ("Service", "/api/v1/namespaces/team/services"),
-        ("Secret", "/api/v1/namespaces/team/secrets"),
         ("Event", "/api/v1/namespaces/team/events"),
-        ("Job", JOBS),
-        ("NetworkPolicy", "/apis/networking.k8s.io/v1/namespaces/team/networkpolicies"),
         ("JobSet", "/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets"),
     ],
 )

@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +84,6 @@ def test_all_mistakes_are_told_at_once() -> None:
     assert "pods= of an unknown group 'actors'; the groups are: actor, learner" in text
     assert "no image for the pods of the supervisor, group 'actor'" in text
     assert re.search("actor.*gpu.*0.5", text), text
-
-
-def test_what_cannot_be_pickled_is_refused() -> None:
-    program = lp.Program("lock")
-    with program.group("node"):
-        program.add_node(lp.CourierNode(print, threading.Lock()))
-    with pytest.raises(ProgramError, match=r"node\[0\].*lock"):
-        lp.launch(program, "kubernetes", image=_IMAGE)
 
 
 def test_options_of_pods_come_from_a_file_and_its_mistakes_are_named(tmp_path: Path) -> None:
