@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -47,30 +46,6 @@ def documented_role() -> frozenset[tuple[str, str]]:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     )
-
-
-def write_config(
-    folder: Path,
-    server: str,
-    *,
-    cluster: dict[str, Any] | None = None,
-    user: dict[str, Any] | None = None,
-    **context: str,
-) -> Path:
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "here", "cluster": {"server": server, **(cluster or {})}}],
-        "users": [{"name": "me", "user": {"token": "a-token", **(user or {})}}],
-        "contexts": [
-            {"name": "one", "context": {"cluster": "here", "user": "me", **context}},
-            {"name": "two", "context": {"cluster": "here", "user": "me", "namespace": "other"}},
-        ],
-        "current-context": "one",
-    }
-    path = folder / "config"
-    path.write_text(json.dumps(config))
-    return path
 
 
 def record(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:

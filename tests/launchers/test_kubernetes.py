@@ -120,22 +120,16 @@ def test_another_shell_follows_the_output_until_the_end(kubernetes: KubernetesDe
 # The objects
 
 
-def emit(user: KubernetesDesk, name: str) -> tuple[tuple[str, ...], Path, list[dict[str, Any]]]:
-    """The options of a command line, the folder that it emits with them, and the objects in it."""
-    user.write(PROGRAM, "counting.py")
-    volume = f'{{ hostPath = {{ path = "{user.shared}" }}, mount = "{user.there}" }}'
-    user.write(f'["*"]\nvolumes = {{ shared = {volume} }}\n', "pods.toml")
-    options = (f"--image={IMAGE}", f"--name={name}", "--pods=pods.toml")
-    user.command_line(*options, "emit", "counting.py", "-o", "review", how=_BRIEF).check()
-    folder = user.folder / "review"
-    objects = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return options, folder, objects
-
-
 def test_emitted_objects_run_when_any_client_creates_them(kubernetes: KubernetesDesk) -> None:
     from kubernetes import config, utils
 
-    _, folder, objects = emit(kubernetes, "by-hand")
+    kubernetes.write(PROGRAM, "counting.py")
+    volume = f'{{ hostPath = {{ path = "{kubernetes.shared}" }}, mount = "{kubernetes.there}" }}'
+    kubernetes.write(f'["*"]\nvolumes = {{ shared = {volume} }}\n', "pods.toml")
+    options = (f"--image={IMAGE}", "--name=by-hand", "--pods=pods.toml")
+    kubernetes.command_line(*options, "emit", "counting.py", "-o", "review", how=_BRIEF).check()
+    folder = kubernetes.folder / "review"
+    objects = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     with config.new_client_from_config(str(kubernetes.kubeconfig)) as client:

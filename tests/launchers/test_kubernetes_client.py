@@ -28,7 +28,8 @@ from launchers.kubernetes._client import Api, ApiError, Cancellation, created_by
 from launchers.kubernetes._timing import Timing
 from launchpad_lite.errors import LaunchError, MissingExtraError
 from launchpad_lite.testing import poll_until
-from tests.launchers.kubernetes_access import HASTY, write_config
+from tests.beds.kubernetes.kubeconfig import write_config
+from tests.launchers.kubernetes_access import HASTY
 
 pytest.importorskip("kubernetes.client")
 

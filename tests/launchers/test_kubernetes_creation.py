@@ -26,6 +26,7 @@ pytest.importorskip("kubernetes.client")
 pytest.importorskip("kubernetes_validate")
 
 from tests.beds.kubernetes.controllers import GarbageCollector, Loop
+from tests.beds.kubernetes.kubeconfig import write_config
 from tests.beds.kubernetes.server import ApiServer
 from tests.beds.kubernetes.store import ApiError, Store
 from tests.launchers.kubernetes_access import (
@@ -33,7 +34,6 @@ from tests.launchers.kubernetes_access import (
     disturb,
     documented_role,
     record,
-    write_config,
 )
 
 LOST = ConnectionResetError("the answer was lost")

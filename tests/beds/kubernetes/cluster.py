@@ -23,6 +23,7 @@ from tests.beds.kubernetes.controllers import (
     Node,
     Scheduler,
 )
+from tests.beds.kubernetes.kubeconfig import write_config
 from tests.beds.kubernetes.kubelet import Image, Kubelet, interpreter_folders
 from tests.beds.kubernetes.logs import read
 from tests.beds.kubernetes.network import PodNetwork
@@ -302,29 +303,10 @@ class KubernetesCluster(Bed):
         self.kubeconfig = self._write_config(_TOKEN)
 
     def _write_config(self, token: str) -> Path:
-        path = self._folder / f"kubeconfig-{token}"
-        path.write_text(
-            json.dumps(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Config",
-                    "current-context": "bed",
-                    "clusters": [{"name": "bed", "cluster": {"server": self._api.url}}],
-                    "users": [{"name": "researcher", "user": {"token": token}}],
-                    "contexts": [
-                        {
-                            "name": "bed",
-                            "context": {
-                                "cluster": "bed",
-                                "user": "researcher",
-                                "namespace": self.namespace,
-                            },
-                        }
-                    ],
-                }
-            )
-        )
-        return path
+        folder = self._folder / f"kubeconfig-{token}"
+        folder.mkdir()
+        user, namespace = {"token": token}, self.namespace
+        return write_config(folder, self._api.url, user=user, namespace=namespace)
 
     def _uid(self, pod: str) -> str:
         return str(self._store.get("pods", self.namespace, pod)["metadata"]["uid"])
