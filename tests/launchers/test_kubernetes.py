@@ -386,9 +386,7 @@ def knock(target, wrap):
             while piece := connection.recv(1 << 16):
                 pass
             return "is hung up on"
-    except ConnectionError as error:
-        return "is refused"
-    except ssl.SSLError as error:
+    except (ConnectionError, ssl.SSLError):
         return "is refused"
     except TimeoutError:
         return "times out"

@@ -61,10 +61,7 @@ def read(path: Path, is_open: Callable[[], bool], query: Mapping[str, str]) -> I
         lines = file.read().split(b"\n")
         rest = lines.pop()
         if "tailLines" in query:
-            count = int(query["tailLines"])
-            lines = (
-                lines[len(lines) - count :] if 0 < count < len(lines) else lines if count else []
-            )
+            lines = lines[-int(query["tailLines"]) :]
         while True:
             piece = b"".join(map(shown, lines))
             if piece:
