@@ -1,9 +1,12 @@
 """How a launcher reaches a cluster: its kubeconfig, and requests to which something happens."""
 
+import contextlib
 import copy
 import functools
 import re
-from collections.abc import Callable
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,19 @@ class HastyLauncher(KubernetesLauncher):
     """Tries again at once."""
 
     __init__ = functools.partialmethod(KubernetesLauncher.__init__, timing=HASTY)
+
+
+@contextlib.contextmanager
+def serving(server: socketserver.TCPServer) -> Iterator[str]:
+    """Has a server answer, in a thread; yields its address."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    with server:
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def documented_role() -> frozenset[tuple[str, str]]:

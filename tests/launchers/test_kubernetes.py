@@ -12,7 +12,6 @@ import math
 import re
 import stat
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from tests.beds.kubernetes.cluster import BARE_IMAGE, IMAGE, INSTALLED_IMAGE, Ku
 from tests.engines import needs_kubernetes
 from tests.launchers.host_engines import PROGRAM, KubernetesDesk, desk_on
 from tests.launchers.interpreters import find_other_minor_version
-from tests.launchers.kubernetes_access import documented_role
+from tests.launchers.kubernetes_access import documented_role, serving
 
 pytest.importorskip("kubernetes")
 pytestmark = [needs_kubernetes, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -212,13 +211,10 @@ class Bucket(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def bucket(kubernetes: KubernetesDesk) -> Iterator[tuple[str, str]]:
     """Addresses of an object store: from here, and from pods."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Bucket) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        port = server.server_address[1]
-        yield f"http://127.0.0.1:{port}", f"http://{kubernetes.cluster.publish(port)}"
-        server.shutdown()
-        thread.join()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Bucket)
+    with serving(server) as here:
+        there = kubernetes.cluster.publish(server.server_port)
+        yield f"http://{here}", f"http://{there}"
 
 
 def test_work_goes_by_an_object_store_and_is_refused_when_it_was_changed(

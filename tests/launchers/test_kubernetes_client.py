@@ -29,7 +29,7 @@ from launchers.kubernetes._timing import Timing
 from launchpad_lite.errors import LaunchError, MissingExtraError
 from launchpad_lite.testing import poll_until
 from tests.beds.kubernetes.kubeconfig import write_config
-from tests.launchers.kubernetes_access import HASTY
+from tests.launchers.kubernetes_access import HASTY, serving
 
 pytest.importorskip("kubernetes.client")
 
@@ -563,11 +563,17 @@ def test_authorities_of_old_clusters_are_trusted_by_new_pythons(
         Api.connect().close()
 
 
-@contextlib.contextmanager
-def tunnel(context: ssl.SSLContext | None) -> Iterator[str]:
-    """A proxy, itself behind TLS or not; yields its address."""
+class Tunnel(BaseHTTPRequestHandler):
+    """A proxy."""
 
-    def pump(one: socket.socket, other: socket.socket) -> None:
+    def do_CONNECT(self) -> None:
+        host, _, port = self.path.partition(":")
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port))) as target:
+            self.send_response(200)
+            self.end_headers()
+            self._pump(self.connection, target)
+
+    def _pump(self, one: socket.socket, other: socket.socket) -> None:
         while True:  # in one thread: a connection under TLS is not for two
             rest = isinstance(one, ssl.SSLSocket) and one.pending()
             ready = [one] if rest else select.select([one, other], [], [])[0]
@@ -576,37 +582,17 @@ def tunnel(context: ssl.SSLContext | None) -> Iterator[str]:
                     return
                 (other if source is one else one).sendall(data)
 
-    def serve(connection: socket.socket) -> None:
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            if context is not None:
-                connection = context.wrap_socket(connection, server_side=True)
-            stack.enter_context(connection)
-            request = b""
-            while not request.endswith(b"\r\n\r\n"):
-                request += connection.recv(1)
-            host, _, port = request.split()[1].decode().partition(":")
-            target = stack.enter_context(socket.create_connection((host, int(port))))
-            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-            pump(connection, target)
+    def log_message(self, *args: object) -> None: ...
 
-    threads = []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def accept() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    connection, _ = listener.accept()
-                    threads.append(threading.Thread(target=serve, args=(connection,)))
-                    threads[-1].start()
-
-        acceptor = threading.Thread(target=accept)
-        acceptor.start()
-        scheme = "http" if context is None else "https"
-        yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
-        acceptor.join()
-        for thread in threads:
-            thread.join()
+@contextlib.contextmanager
+def tunnel(context: ssl.SSLContext | None) -> Iterator[str]:
+    """A proxy, itself behind TLS or not; yields its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Tunnel)
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    with serving(server) as address:
+        yield f"{'http' if context is None else 'https'}://{address}"
 
 
 @pytest.mark.parametrize("by", ["itself", "a proxy", "a secure proxy"])

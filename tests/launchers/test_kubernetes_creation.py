@@ -1,12 +1,11 @@
 """How a launcher of pods creates a run: all of it, or nothing; and what it refuses before."""
 
 import base64
-import contextlib
 import json
 import re
 import signal
 import socket
-import threading
+import socketserver
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +33,7 @@ from tests.launchers.kubernetes_access import (
     disturb,
     documented_role,
     record,
+    serving,
 )
 
 LOST = ConnectionResetError("the answer was lost")
@@ -495,27 +495,22 @@ ANSWERS = {
 }
 
 
+class StrangeStore(socketserver.BaseRequestHandler):
+    """Says something strange to whoever sends it something."""
+
+    def handle(self) -> None:
+        path = self.request.recv(1 << 16).split()[1].decode()
+        self.request.sendall(ANSWERS[path.partition("?")[0]])
+        self.request.shutdown(socket.SHUT_WR)
+        while self.request.recv(1 << 16):
+            pass
+
+
 @pytest.fixture
 def store() -> Iterator[str]:
-    """The address of a server that says something strange to whoever sends it something."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    connection, _ = listener.accept()
-                    with connection:
-                        path = connection.recv(1 << 16).split()[1].decode()
-                        connection.sendall(ANSWERS[path.partition("?")[0]])
-                        connection.shutdown(socket.SHUT_WR)
-                        while connection.recv(1 << 16):
-                            pass
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join()
+    """The address of a store."""
+    with serving(socketserver.TCPServer(("127.0.0.1", 0), StrangeStore)) as address:
+        yield f"http://{address}"
 
 
 @pytest.mark.parametrize(
