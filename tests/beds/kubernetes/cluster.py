@@ -304,7 +304,7 @@ class KubernetesCluster(Bed):
 
     def _write_config(self, token: str) -> Path:
         folder = self._folder / f"kubeconfig-{token}"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         user, namespace = {"token": token}, self.namespace
         return write_config(folder, self._api.url, user=user, namespace=namespace)
 
