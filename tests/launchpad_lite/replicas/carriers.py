@@ -124,6 +124,13 @@ def processes(machines: Sequence[str]) -> Iterator[list[Process]]:
         yield made
 
 
+def call_all(members: Sequence[Process], function: Callable[[Carrier], Any]) -> list[Any]:
+    """Has each call a function at the same time; returns results or errors."""
+    for each in members:
+        each.begin(function)
+    return [each.result() for each in members]
+
+
 def _serve(pipe: Any) -> None:
     box = Box()
     with courier.Server(Mailbox(box)) as server:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from courier.lowlevel import ByteStream
+from launchpad_lite import replicas
 from launchpad_lite.replicas._carrier import Carrier, CollectiveCall
 from launchpad_lite.replicas._mailbox import Box, Mailbox
 from launchpad_lite.replicas._operations import ArrayOperation
@@ -20,6 +20,7 @@ from launchpad_lite.replicas.errors import CollectiveMismatchError, ReplicaLostE
 from tests.launchpad_lite.replicas.carriers import (
     Makers,
     apart,
+    call_all,
     courier_carriers,
     one_machine,
     processes,
@@ -27,13 +28,16 @@ from tests.launchpad_lite.replicas.carriers import (
     shared_memories,
     two_machines,
 )
-from tests.launchpad_lite.replicas.together import in_memory
+from tests.launchpad_lite.replicas.together import in_memory, together
 
 CARRIERS = {
     "one_machine": courier_carriers(one_machine),
     "apart": courier_carriers(apart),
     "two_machines": courier_carriers(two_machines),
     "threads": lambda size: contextlib.nullcontext(in_memory(size)),
+    "threads of processes": lambda size: contextlib.nullcontext(
+        in_memory(size, size if size % 2 else size // 2)
+    ),
 }
 DEFINITIONS: dict[str, Any] = {
     "sum": lambda arrays: np.sum(arrays, axis=0),
@@ -106,60 +110,6 @@ def test_every_operation_and_dtype(make: Makers, length: int) -> None:
         for number, (dtype, op) in enumerate(COMBINATIONS):
             arrays = arrays_of(dtype, length, 3)
             check_reduced(reduce_all(carriers, arrays, op, number), arrays, op)
-
-
-@settings(max_examples=8, deadline=None)
-@given(
-    name=st.sampled_from(list(CARRIERS)),
-    size=st.integers(2, 8),
-    calls=st.lists(
-        st.tuples(
-            st.sampled_from(COMBINATIONS),
-            st.one_of(st.integers(0, 300), st.integers(0, LARGE)),
-            st.integers(0, 99),
-            st.sampled_from(["plain", "buffer", "broadcast", "gather"]),
-        ),
-        max_size=5,
-    ),
-)
-def test_calls_one_after_the_other(
-    name: str, size: int, calls: list[tuple[tuple[str, str], int, int, str]]
-) -> None:
-    def call_all(carrier: Carrier) -> list[Any]:
-        results = []
-        for number, ((dtype, op), length, seed, way) in enumerate(calls):
-            array = arrays_of(dtype, length, size, seed)[carrier.rank]
-            call = CollectiveCall(number, way)
-            if way == "gather":
-                results.append(list(carrier.all_gather({"a": array[: carrier.rank]}, call)))
-                continue
-            memory = carrier.buffer(array.nbytes + 64)[: array.nbytes].view(dtype)
-            memory[:] = array
-            if way == "buffer":
-                array = memory
-            if way == "broadcast":
-                carrier.broadcast(array, seed % size, call)
-            else:
-                carrier.all_reduce(array, op, call)  # type: ignore[arg-type] # one of them
-            results.append(array)
-        return results
-
-    with CARRIERS[name](size) as carriers:
-        results = run(carriers, call_all)
-    for result in results:
-        assert isinstance(result, list), result
-    for number, ((dtype, op), length, seed, way) in enumerate(calls):
-        given_arrays = arrays_of(dtype, length, size, seed)
-        got = [result[number] for result in results]
-        if way == "gather":
-            for each in got:
-                for rank, value in enumerate(each):
-                    np.testing.assert_array_equal(value["a"], given_arrays[rank][:rank])
-        elif way == "broadcast":
-            for each in got:
-                np.testing.assert_array_equal(each, given_arrays[seed % size])
-        else:
-            check_reduced(got, given_arrays, op)
 
 
 def test_buffers_are_freed_when_nobody_uses_them(make: Makers) -> None:
@@ -253,6 +203,7 @@ def in_buffer(carrier: Carrier, call: CollectiveCall) -> None:
     carrier.all_reduce(carrier.buffer(LARGE), "sum", call)
 
 
+@pytest.mark.parametrize("make", ["one_machine", "apart", "two_machines", "threads"], indirect=True)
 @pytest.mark.parametrize(
     ("most", "other"),
     [
@@ -283,6 +234,22 @@ def test_different_calls_are_an_error_in_all_replicas(make: Makers, most: Any, o
     assert "replica 2 calls something else than the others" in str(results[0])
     assert f"replica 2: {other.__name__}, its call 1, at train.py:2" in str(results[0])
     check_reduced(again, arrays_of("int64", 10, 4), "max")
+
+
+def test_the_replica_of_a_process_that_calls_something_else_is_named() -> None:
+    def story(repl: replicas.Replicator) -> Any:
+        repl.all_sum(1.0)
+        if repl.replica_id == 1:
+            return repl.all_gather(1, "the odd one")
+        return repl.all_sum({"loss": np.zeros(3)})
+
+    outcomes = together(in_memory(4, processes=2), story)
+    texts = [str(each) for each in outcomes if isinstance(each, CollectiveMismatchError)]
+    assert texts
+    for text in texts:
+        assert "replica 1 calls something else" in text
+        assert "all_gather of the odd one, its call 2, at " in text
+    assert all(isinstance(each, replicas.ReplicaError) for each in outcomes)
 
 
 def test_different_arrays_are_an_error_even_if_the_signature_is_the_same(make: Makers) -> None:
@@ -351,10 +318,8 @@ def _all_kinds(carrier: Carrier) -> list[float]:
 
 @pytest.mark.parametrize("machines", [one_machine, apart, two_machines])
 def test_processes(machines: Any) -> None:
-    with processes(machines(4)) as replicas:
-        for replica in replicas:
-            replica.begin(_all_kinds)
-        results = [replica.result() for replica in replicas]
+    with processes(machines(4)) as members:
+        results = call_all(members, _all_kinds)
     assert results == [[10.0] * 4 + [0.0, 1e5, 2e5, 3e5]] * 4
 
 
@@ -366,47 +331,33 @@ def _second(carrier: Carrier) -> None:
     large(carrier, CollectiveCall(1, "second"))
 
 
-@pytest.mark.parametrize("killed", [0, 2])
-def test_a_killed_neighbour_ends_the_calls_of_its_machine(killed: int) -> None:
-    with processes(one_machine(4)) as replicas:
-        for replica in replicas:
-            replica.begin(_first)
-        assert [replica.result() for replica in replicas] == [None] * 4
-        others = [replica for rank, replica in enumerate(replicas) if rank != killed]
-        for replica in others:
-            replica.begin(_second)
-        replicas[killed].process.kill()
-        results = [replica.result() for replica in others]
+@pytest.mark.parametrize(
+    ("machines", "killed", "pause_s"),
+    [
+        pytest.param(one_machine, 0, None, id="first neighbour, before the call"),
+        pytest.param(one_machine, 2, None, id="other neighbour, before the call"),
+        pytest.param(one_machine, 0, 0.0, id="first neighbour, in the call"),
+        pytest.param(one_machine, 2, 0.0, id="other neighbour, in the call"),
+        pytest.param(apart, 0, 0.2, id="server, while others wait for it"),
+    ],
+)
+def test_a_killed_replica_ends_the_calls_of_the_others(
+    machines: Any, killed: int, pause_s: float | None
+) -> None:
+    with processes(machines(4)) as members:
+        assert call_all(members, _first) == [None] * 4
+        process, others = members[killed].process, members[:killed] + members[killed + 1 :]
+        if pause_s is None:
+            process.kill()
+            process.join()
+        for each in others:
+            each.begin(_second)
+        time.sleep(pause_s or 0.0)
+        process.kill()
+        results = [each.result() for each in others]
     assert {type(result) for result in results} == {ReplicaLostError}
-    assert any(f"replica {killed}: its process" in str(result) for result in results)
-
-
-@pytest.mark.parametrize("killed", [0, 2])
-def test_a_neighbour_that_was_killed_before_the_call_is_lost(killed: int) -> None:
-    with processes(one_machine(3)) as replicas:
-        for replica in replicas:
-            replica.begin(_first)
-        assert [replica.result() for replica in replicas] == [None] * 3
-        replicas[killed].process.kill()
-        replicas[killed].process.join()
-        others = [replica for rank, replica in enumerate(replicas) if rank != killed]
-        for replica in others:
-            replica.begin(_second)
-        results = [replica.result() for replica in others]
-    assert {type(result) for result in results} == {ReplicaLostError}
-
-
-def test_a_killed_server_ends_the_calls_that_wait_for_it() -> None:
-    with processes(apart(3)) as replicas:
-        for replica in replicas:
-            replica.begin(_first)
-        assert [replica.result() for replica in replicas] == [None] * 3
-        for replica in replicas[1:]:
-            replica.begin(_second)
-        time.sleep(0.2)
-        replicas[0].process.kill()
-        results = [replica.result() for replica in replicas[1:]]
-    assert {type(result) for result in results} == {ReplicaLostError}
+    if machines is one_machine and pause_s is not None:
+        assert any(f"replica {killed}: its process" in str(result) for result in results)
 
 
 def _third(carrier: Carrier) -> None:
@@ -420,14 +371,12 @@ def _ends_in_a_sum(carrier: Carrier) -> None:
 
 
 def test_a_leader_that_is_killed_between_two_pieces_is_named() -> None:
-    with processes(apart(2)) as replicas:
+    with processes(apart(2)) as members:
         for step in (_first, _second):
-            for replica in replicas:
-                replica.begin(step)
-            assert [replica.result() for replica in replicas] == [None] * 2
-        replicas[0].begin(_third)
-        replicas[1].begin(_ends_in_a_sum)
-        result = replicas[0].result()
+            assert call_all(members, step) == [None] * 2
+        members[0].begin(_third)
+        members[1].begin(_ends_in_a_sum)
+        result = members[0].result()
     assert isinstance(result, ReplicaLostError)
     assert "replica 1: the connection broke" in str(result)
 
