@@ -1,5 +1,6 @@
 """Tensors on a device, with CPU tensors and gloo in the place of GPUs and NCCL."""
 
+import contextlib
 import threading
 import types
 from typing import Any
@@ -14,6 +15,9 @@ from tests.engines import needs_torch
 from tests.launchpad_lite.replicas.carriers import run
 from tests.launchpad_lite.replicas.together import in_memory
 
+with contextlib.suppress(ImportError):
+    import torch
+
 pytestmark = [needs_torch, pytest.mark.slow]
 
 
@@ -23,8 +27,6 @@ def gpu_carriers(size: int) -> list[GpuCarrier]:
 
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "min", "product"])
 def test_tensors_are_combined_where_they_are(op: str) -> None:
-    import torch
-
     def reduce(carrier: Any) -> Any:
         tensor = torch.arange(3, dtype=torch.float32) + carrier.rank + 1
         carrier.all_reduce(tensor, op, CollectiveCall(1, "reduce"))
@@ -47,8 +49,6 @@ def test_all_else_goes_the_other_way() -> None:
 
 
 def test_different_calls_are_told_before_tensors_move() -> None:
-    import torch
-
     def differ(carrier: Any) -> None:
         carrier.all_reduce(
             torch.zeros(2 + carrier.rank), "sum", CollectiveCall(1, f"[{2 + carrier.rank}]")
@@ -60,8 +60,6 @@ def test_different_calls_are_told_before_tensors_move() -> None:
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_call_in_flight_ends_with_the_loss_of_a_peer(dies: bool) -> None:
-    import torch
-
     carriers = gpu_carriers(2)
 
     def reduce(carrier: Any) -> None:
@@ -81,8 +79,6 @@ def test_a_call_in_flight_ends_with_the_loss_of_a_peer(dies: bool) -> None:
 
 
 def test_the_mean_of_large_float16_is_finite() -> None:
-    import torch
-
     def reduce(carrier: Any) -> Any:
         tensor = torch.full((2,), 40_000.0, dtype=torch.float16)
         carrier.all_reduce(tensor, "mean", CollectiveCall(1, "mean"))
@@ -95,8 +91,6 @@ def test_the_mean_of_large_float16_is_finite() -> None:
 def test_replicas_that_share_a_gpu_do_without_nccl(
     gpus: str, takes: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import torch
-
     def properties(device: int) -> Any:
         return types.SimpleNamespace(uuid=gpus[device])
 

@@ -1,6 +1,7 @@
 """What is kept of a training."""
 
 import collections
+import contextlib
 import functools
 import threading
 import tracemalloc
@@ -18,6 +19,9 @@ from launchpad_lite.replicas._state import LoopPlace, Training, packed
 from tests.engines import needs_torch
 from tests.launchpad_lite.replicas import torch_replicas  # noqa: F401 - loads torch before a test
 from tests.launchpad_lite.replicas.together import in_memory, returned, together
+
+with contextlib.suppress(ImportError):
+    import torch
 
 
 def kept_in(training: Training) -> Any:
@@ -317,8 +321,6 @@ def test_all_go_on_with_the_newest_snapshot_that_a_replica_has() -> None:
 
 @needs_torch
 def test_tensors_models_and_optimizers_in_containers_are_filled() -> None:
-    import torch
-
     def made() -> Any:
         model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
         return {
@@ -351,15 +353,11 @@ def test_tensors_models_and_optimizers_in_containers_are_filled() -> None:
 
 @needs_torch
 def test_a_view_of_a_large_tensor_is_kept_without_the_rest() -> None:
-    import torch
-
     assert sum(map(len, packed("view", torch.zeros(1 << 16)[:10]))) < 1000
 
 
 @needs_torch
 def test_a_model_of_pytorch_that_does_not_change_is_no_mistake() -> None:
-    import torch
-
     repl = replicas.NonReplicator()
     repl.keep(frozen={"model": torch.nn.Linear(2, 2), "mean": torch.zeros(2)})
     for _ in repl.run(lambda: 1, steps=2):

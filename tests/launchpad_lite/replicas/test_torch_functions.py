@@ -1,5 +1,6 @@
 """Gradients flow through collectives on tensors of PyTorch."""
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -14,14 +15,15 @@ from tests.engines import needs_torch
 from tests.launchpad_lite.replicas.carriers import courier_carriers, one_machine, run as run_all
 from tests.launchpad_lite.replicas.torch_replicas import run_replicas
 
+with contextlib.suppress(ImportError):
+    import torch
+
 pytestmark = needs_torch
 
 SIZES = [1, 2, 3]
 
 
 def values(rank: int, rows: int = 2) -> Any:
-    import torch
-
     drawn = np.random.default_rng(rank).uniform(0.5, 1.5, (rows, 3))
     return torch.from_numpy(drawn).requires_grad_()
 
@@ -98,8 +100,6 @@ def test_broadcast(source: int) -> None:
 
 
 def test_a_gradient_of_a_gradient() -> None:
-    import torch
-
     def in_replica(collectives: Collectives, mine: Any) -> Any:
         loss = (functions.all_reduce(collectives, mine) ** 3).sum()
         (gradient,) = torch.autograd.grad(loss, mine, create_graph=True)
@@ -114,8 +114,6 @@ def test_a_gradient_of_a_gradient() -> None:
 
 
 def test_nested_values_of_which_some_need_no_gradient() -> None:
-    import torch
-
     def in_replica(collectives: Collectives) -> Any:
         mine = values(0)
         nest = {"a": (mine, 3), "b": [torch.ones(2), torch.tensor([2]), np.ones(1)]}
@@ -146,8 +144,6 @@ def batch_norm(inputs: Any, rows: int, total: Any) -> Any:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_batch_norm_by_all_sum_is_that_of_the_whole_batch(size: int) -> None:
-    import torch
-
     data = torch.from_numpy(np.random.default_rng(0).standard_normal((12, 6)))
     targets = torch.from_numpy(np.random.default_rng(1).standard_normal((12, 6)))
 
@@ -189,8 +185,6 @@ def test_batch_norm_by_all_sum_is_that_of_the_whole_batch(size: int) -> None:
 
 
 def test_tensors_are_gathered_as_they_were() -> None:
-    import torch
-
     given = {
         "view": torch.arange(6.0).reshape(2, 3).T,
         "gradient": torch.ones(2, requires_grad=True) * 2,
@@ -214,7 +208,5 @@ def test_tensors_are_gathered_as_they_were() -> None:
 
 
 def test_small_tensors_travel_inside_of_one_pickle() -> None:
-    import torch
-
     payload = _payload.pack([torch.zeros(100_000)[:3] for _ in range(60)])
     assert [len(part) < 6000 for part in payload] == [True]
