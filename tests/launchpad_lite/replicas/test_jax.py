@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -242,28 +242,14 @@ def test_a_collective_in_a_compiled_function_says_what_to_do() -> None:
 # Training
 
 
-class Net(NamedTuple):
-    hidden: Any
-    bias: Any
-    out: Any
-
-
-def first_params() -> Net:
+def first_params() -> Any:
     import jax.numpy as jnp
 
-    rng = np.random.default_rng(0)
-    return Net(
-        jnp.asarray(rng.normal(size=(3, 8)), "float32"),
-        jnp.zeros(8),
-        jnp.asarray(rng.normal(size=8), "float32"),
-    )
+    return {"weights": jnp.asarray([1.0, -2.0, 0.5]), "bias": jnp.zeros(1)}
 
 
-def loss_of(params: Net, inputs: Any, targets: Any) -> Any:
-    import jax.numpy as jnp
-
-    hidden = jnp.tanh(inputs @ params.hidden + params.bias)
-    return ((hidden @ params.out - targets) ** 2).mean()
+def loss_of(params: Any, inputs: Any, targets: Any) -> Any:
+    return ((inputs @ params["weights"] + params["bias"] - targets) ** 2).mean()
 
 
 def batches(part: int = 0, parts: int = 1) -> Any:
@@ -273,7 +259,7 @@ def batches(part: int = 0, parts: int = 1) -> Any:
         yield mine, np.sin(mine.sum(1))
 
 
-def trained(repl: replicas.Replicator, optimizer: Any) -> Net:
+def trained(repl: replicas.Replicator, optimizer: Any) -> Any:
     import jax
     import optax
 
@@ -292,7 +278,7 @@ def trained(repl: replicas.Replicator, optimizer: Any) -> Net:
     return params
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "rmsprop"])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
 @pytest.mark.parametrize(("size", "run"), [(4, run_on_devices), (2, run_in_memory)])
 def test_replicas_get_the_parameters_of_one_process(name: str, size: int, run: Any) -> None:
     import jax
@@ -304,9 +290,9 @@ def test_replicas_get_the_parameters_of_one_process(name: str, size: int, run: A
     alone = trained(replicas.NonReplicator(), optimizer)
     every = returned(run(size, lambda repl: trained(repl, optimizer)))
     for params in every:
-        for found, expected, first in zip(params, alone, every[0], strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
-            np.testing.assert_array_equal(found, first)  # bit by bit
+        for part, found in params.items():
+            np.testing.assert_allclose(found, alone[part], rtol=1e-5, atol=2e-6)
+            np.testing.assert_array_equal(found, every[0][part])  # bit by bit
 
 
 def test_batches_are_made_on_the_device_of_the_replica(devices: Any) -> None:

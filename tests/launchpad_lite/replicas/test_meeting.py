@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -32,10 +33,9 @@ class Member:
         await asyncio.wait([self.ended])
 
 
-def meet(size: int, story: Callable[[Meeting], Awaitable[None]]) -> None:
+def meet(size: int, story: Callable[[Meeting], Awaitable[None]], **options: Any) -> None:
     """Runs a story in an event loop."""
-
-    simulate(asyncio.wait_for(story(Meeting(size)), 5))
+    simulate(asyncio.wait_for(story(Meeting(size, **options)), 5))
 
 
 def test_a_generation_begins_when_all_are_there_and_knows_of_each() -> None:
@@ -107,8 +107,7 @@ def test_numbers_of_an_earlier_life_do_not_come_again() -> None:
 
 
 def test_those_who_are_enough_go_on_until_the_lost_one_is_back() -> None:
-    async def story() -> None:
-        meeting = Meeting(3, least=2, patience_s=0.01)
+    async def story(meeting: Meeting) -> None:
         members = [await Member.comes(meeting, rank) for rank in range(3)]
         await members[1].goes()
         rest = [await Member.comes(meeting, rank) for rank in (2, 0)]
@@ -118,12 +117,11 @@ def test_those_who_are_enough_go_on_until_the_lost_one_is_back() -> None:
         again = [await Member.comes(meeting, rank) for rank in (0, 2)]
         assert (await again[0].begun).members == (0, 1, 2)
 
-    simulate(asyncio.wait_for(story(), 5))
+    meet(3, story, least=2, patience_s=0.01)
 
 
 def test_the_time_to_wait_for_others_begins_again_with_each_loss() -> None:
-    async def story() -> None:
-        meeting = Meeting(2, least=1, patience_s=0.2)
+    async def story(meeting: Meeting) -> None:
         first, second = [await Member.comes(meeting, rank) for rank in range(2)]
         await second.goes()
         await Member.comes(meeting, 0)
@@ -135,7 +133,7 @@ def test_the_time_to_wait_for_others_begins_again_with_each_loss() -> None:
         assert not first.begun.done()
         assert (await first.begun).members == (0,)
 
-    simulate(asyncio.wait_for(story(), 5))
+    meet(2, story, least=1, patience_s=0.2)
 
 
 def test_who_does_not_attend_is_told_so() -> None:
@@ -144,8 +142,7 @@ def test_who_does_not_attend_is_told_so() -> None:
 
 
 def test_fewer_never_begin_before_all_were_there_nor_without_the_first() -> None:
-    async def story() -> None:
-        meeting = Meeting(3, least=2, patience_s=0.0)
+    async def story(meeting: Meeting) -> None:
         members = [await Member.comes(meeting, rank) for rank in (0, 1)]
         await asyncio.sleep(0.01)
         assert not members[0].begun.done()
@@ -156,4 +153,4 @@ def test_fewer_never_begin_before_all_were_there_nor_without_the_first() -> None
         await asyncio.sleep(0.01)
         assert not rest[0].begun.done()
 
-    simulate(asyncio.wait_for(story(), 5))
+    meet(3, story, least=2, patience_s=0.0)

@@ -27,15 +27,15 @@ from launchpad_lite.testing import poll_until
 TARGET = np.array([1.0, -2.0, 3.0])
 
 
-def batches(size: int, index: int, step: int) -> Iterator[Any]:
+def batches(index: int, step: int) -> Iterator[Any]:
     """Yields inputs and targets: what is at a step depends on the step only."""
     while True:
-        inputs = np.random.default_rng([step, index]).normal(size=(size, 3))
+        inputs = np.random.default_rng([step, index]).normal(size=(8, 3))
         yield inputs, inputs @ TARGET
         step += 1
 
 
-def fit(repl: replicas.Replicator, steps: int, size: int = 8) -> Any:
+def fit(repl: replicas.Replicator, steps: int, pause_s: float = 0.0) -> Any:
     """Fits weights; returns them, and the number of results of the last step."""
     weights = np.zeros(3)
     repl.keep(weights=weights)
@@ -44,9 +44,10 @@ def fit(repl: replicas.Replicator, steps: int, size: int = 8) -> Any:
         inputs, targets = batch
         errors = inputs @ weights - targets
         weights[...] -= 0.1 * repl.all_reduce(inputs.T @ errors / len(errors), "mean")
+        time.sleep(pause_s)
         return float((errors**2).mean())
 
-    for losses in repl.run(step_fn, lambda index, step: batches(size, index, step), steps=steps):
+    for losses in repl.run(step_fn, batches, steps=steps):
         assert len(losses) == repl.num_replicas
     return weights.tolist(), repl.step
 
@@ -349,11 +350,15 @@ def test_results_that_the_first_replica_has_lost_come_from_another_one() -> None
 
 
 class Learner:
-    """Counts steps; other nodes may ask for them."""
+    """Counts steps, once `has_callers` is set; other nodes may ask for them at any time."""
 
-    def __init__(self, repl: replicas.Replicator, start: int) -> None:
+    has_callers = threading.Event()
+    callers = threading.Barrier(12)
+
+    def __init__(self, repl: replicas.Replicator) -> None:
+        assert self.has_callers.wait(20)
         self.repl = repl
-        self.total = start
+        self.total = repl.all_sum(np.ones(100_000)).size
 
     def run(self) -> None:
         for results in self.repl.run(lambda: 1, steps=10):
@@ -363,33 +368,6 @@ class Learner:
     def total_so_far(self) -> int:
         return self.total
 
-
-class Asker:
-    def __init__(self, learner: Any, answers: Any) -> None:
-        self.learner = learner
-
-    def run(self) -> None:
-        poll_until(lambda: self.learner.total_so_far() == 120, 10)
-        lp.stop()
-
-
-def test_other_nodes_call_methods_of_a_class_that_is_replicated() -> None:
-    program = lp.Program("learning")
-    learner = replicas.MultiWorkerReplicator(2).add_to(program, Learner, 100, label="learner")
-    program.add_node(lp.CourierNode(Asker, learner, None), label="asker")
-    lp.launch(program, "test_mt").wait()
-
-
-class LateLearner(Learner):
-    """Exchanges something with the others once `has_callers` is set."""
-
-    has_callers = threading.Event()
-    callers = threading.Barrier(12)
-
-    def __init__(self, repl: replicas.Replicator) -> None:
-        assert self.has_callers.wait(20)
-        super().__init__(repl, repl.all_sum(np.ones(100_000)).size)
-
     async def total_later(self) -> int:
         return self.total
 
@@ -398,22 +376,26 @@ class LateLearner(Learner):
         return self.total
 
 
-class EarlyAsker(Asker):
+class Asker:
+    def __init__(self, learner: Any) -> None:
+        self.learner = learner
+
     def run(self) -> None:
         early = [self.learner.futures.total_so_far() for _ in range(20)]
         with pytest.raises(courier.CallTimeoutError):
             courier.with_timeout(self.learner, 0.05).total_later()
         early.append(self.learner.futures.total_later())
         early += [self.learner.futures.total_when_all_call() for _ in range(12)]
-        LateLearner.has_callers.set()
+        Learner.has_callers.set()
         assert all(call.result(20) >= 100_000 for call in early)
+        poll_until(lambda: self.learner.total_so_far() == 100_020, 10)
         lp.stop()
 
 
 def test_more_callers_than_threads_may_wait_for_the_object_of_a_replica() -> None:
     program = lp.Program("learning")
-    learner = replicas.MultiWorkerReplicator(2).add_to(program, LateLearner, label="learner")
-    program.add_node(lp.CourierNode(EarlyAsker, learner, None), label="asker")
+    learner = replicas.MultiWorkerReplicator(2).add_to(program, Learner, label="learner")
+    program.add_node(lp.CourierNode(Asker, learner), label="asker")
     lp.launch(program, "test_mt").wait()
 
 
@@ -490,7 +472,7 @@ def test_replicas_that_are_killed_cost_no_step_of_the_training(
     program = lp.Program("killed")
 
     def train(repl: replicas.Replicator) -> None:
-        result = fit_slowly(repl, tmp_path)
+        result = fit(repl, 300, 0.01)
         (tmp_path / f"done{repl.replica_id}").write_text(repr(result))
 
     replicas.MultiGpuReplicator(count).add_to(program, train)
@@ -505,7 +487,8 @@ def test_replicas_that_are_killed_cost_no_step_of_the_training(
         while not running.join(random.uniform(0.2, 1.0)):
             pids = {node.name: node.pid for node in running.status() if node.pid}
             pid = pids.get(f"replica[{random.choice(victims)}]")
-            if pid and kills < kills_wanted and (tmp_path / "step").exists():
+            has_begun = any((tmp_path / "checkpoints").rglob("state"))
+            if pid and kills < kills_wanted and has_begun:
                 with contextlib.suppress(ProcessLookupError):  # it has ended since the look
                     os.kill(pid, signum)
                     kills += 1
@@ -513,23 +496,6 @@ def test_replicas_that_are_killed_cost_no_step_of_the_training(
     expected = replicas.MultiGpuReplicator(count).launch(fit, 300, launcher="test_mt")
     for index in range(count):
         assert eval((tmp_path / f"done{index}").read_text()) == expected[index]
-
-
-def fit_slowly(repl: replicas.Replicator, folder: Path) -> Any:
-    weights = np.zeros(3)
-    repl.keep(weights=weights)
-
-    def step_fn(batch: Any) -> float:
-        inputs, targets = batch
-        errors = inputs @ weights - targets
-        weights[...] -= 0.1 * repl.all_reduce(inputs.T @ errors / len(errors), "mean")
-        time.sleep(0.01)
-        return float((errors**2).mean())
-
-    for _ in repl.run(step_fn, lambda index, step: batches(8, index, step), steps=300):
-        if repl.replica_id == 0:
-            (folder / "step").write_text(str(repl.step))
-    return weights.tolist(), repl.step
 
 
 @pytest.mark.slow

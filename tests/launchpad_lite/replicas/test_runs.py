@@ -186,6 +186,15 @@ def test_a_training_goes_on_where_a_restart_interrupted_it(code: Any, steps: int
         assert story.events[-1] == whole.events[-1]
 
 
+def test_a_checkpoint_of_other_code_is_refused() -> None:
+    story = Story()
+    story.dies_at = 2
+    with pytest.raises(DiedError):
+        only_runs(story)
+    with pytest.raises(replicas.ReplicaError, match=r"call 1 is repl.epochs, but was repl.run"):
+        two_loops(story)
+
+
 def test_epochs_that_have_ended_are_not_entered_again(caplog: pytest.LogCaptureFixture) -> None:
     story = Story()
     story.dies_at = 8  # in the second run of the second epoch, of 5 steps each
