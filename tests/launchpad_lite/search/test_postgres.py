@@ -15,39 +15,22 @@ import pytest
 
 import launchpad_lite as lp
 from launchpad_lite import search
-from launchpad_lite.search._messages import Life, Limits, TaskOutcome, TaskState, TaskSubmission
+from launchpad_lite.search._messages import TaskOutcome, TaskState
 from launchpad_lite.search._model_node import ModelNode
 from launchpad_lite.search._parts import BrokerOptions, add_parts
 from launchpad_lite.search._postgres import PostgresStore, held_database
-from launchpad_lite.search._queue import Changes, QueuedTask
+from launchpad_lite.search._queue import Changes
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import StoreError, StoreInUseError
 from launchpad_lite.search.models import Model
 from launchpad_lite.search.tasks import Call
 from launchpad_lite.testing import poll_until
 from tests.engines import needs_postgres
-from tests.launchpad_lite.search.databases import postgres
 from tests.launchpad_lite.search.tasks_for_tests import QUICK, Tasks
+from tests.launchpad_lite.search.test_store import new, task
 
 pytestmark = [pytest.mark.slow, needs_postgres, pytest.mark.xdist_group("postgres")]
 Open = Callable[[str], PostgresStore]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with postgres() as url:
-        yield url
-
-
-@pytest.fixture
-def url(server: str) -> str:
-    """A database that is empty."""
-    import psycopg
-
-    name = f"test_{uuid.uuid4().hex}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"create database {name}")
-    return server.replace("/postgres?", f"/{name}?")
 
 
 @pytest.fixture
@@ -63,28 +46,8 @@ def open_store(url: str) -> Iterator[Open]:
         each.close()
 
 
-def task(key: str, owner: str = "model", **fields: Any) -> QueuedTask:
-    return QueuedTask(TaskSubmission(key, b"payload"), owner, 0, **fields)
-
-
-def new(*tasks: QueuedTask) -> Changes:
-    return Changes([*tasks], [], [])
-
-
 def ids(store: PostgresStore) -> list[str]:
     return sorted(each.submission.id for each in store.load())
-
-
-def test_every_field_comes_back(open_store: Open) -> None:
-    submission = TaskSubmission(
-        "full", b"\x00\xff", "rust", -1.5, 3, Limits(60.0, 5.0, 0.5, 1.0, 1 << 40)
-    )
-    outcome = TaskOutcome("full", "", TaskState.FAILED, b"\x01", "raised\n", 1.25, "worker[3]", 0)
-    lease = Life("worker[3]", "life"), "token"
-    full = QueuedTask(submission, "model", 7, False, lease, ("a\0b",), 2, outcome)
-    open_store("broker").write(new(full, task("bare")))
-    found = {each.submission.id: each for each in open_store("broker").load()}
-    assert found == {"full": full, "bare": task("bare")}
 
 
 def test_tables_of_another_version_are_refused(url: str, open_store: Open) -> None:
@@ -96,16 +59,11 @@ def test_tables_of_another_version_are_refused(url: str, open_store: Open) -> No
         open_store("broker").load()
 
 
-def test_changes_and_removals_are_taken_over_in_the_broker_s_own_rows(open_store: Open) -> None:
+def test_a_broker_changes_its_own_rows_only(open_store: Open) -> None:
     mine, others = open_store("mine"), open_store("others")
     for store in (mine, others):
         store.write(new(task("1"), task("2"), task("3")))
-    lease = Life("worker[0]", "life"), "token"
-    mine.write(Changes([task("1", losses=1)], [task("2", lease=lease)], ["3"]))
-    assert sorted(mine.load(), key=lambda each: each.submission.id) == [
-        task("1", losses=1),
-        task("2", lease=lease),
-    ]
+    mine.write(Changes([task("1", losses=1)], [], ["3"]))
     assert ids(others) == ["1", "2", "3"]
     assert others.load()[0].losses == 0
 
@@ -189,16 +147,6 @@ def age(store: PostgresStore) -> float:
     ).fetchone()
     assert row is not None
     return float(row[0])
-
-
-def test_a_write_is_taken_over_as_a_whole_or_not_at_all(open_store: Open) -> None:
-    store = open_store("broker")
-    store.write(new(task("1")))
-    bad = task("bad")
-    bad.number = 1 << 70  # no column takes that
-    with pytest.raises(StoreError, match="all that was accepted is kept"):
-        store.write(Changes([task("2"), bad], [], ["1"]))
-    assert ids(store) == ["1"]
 
 
 def test_a_database_that_does_not_answer_is_named() -> None:

@@ -1,4 +1,4 @@
-"""Where a broker keeps its tasks: in a file."""
+"""Where a broker keeps its tasks: what all stores promise, and what is special about a file."""
 
 import contextlib
 import itertools
@@ -8,21 +8,23 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launchpad_lite.search._messages import Life, Limits, TaskOutcome, TaskState, TaskSubmission
+from launchpad_lite.search._postgres import PostgresStore
 from launchpad_lite.search._queue import Changes, QueuedTask
 from launchpad_lite.search._sqlite import SqliteStore, check_files
-from launchpad_lite.search._store import PART_BYTES, PAYLOAD, RESULT
+from launchpad_lite.search._store import PART_BYTES, PAYLOAD, RESULT, Store
 from launchpad_lite.search.errors import StoreError, StoreInUseError
+from tests.engines import needs_postgres
 
 
-def task(key: str, payload: bytes = b"payload", **fields: Any) -> QueuedTask:
-    return QueuedTask(TaskSubmission(key, payload), "model", 0, **fields)
+def task(key: str, payload: bytes = b"payload", owner: str = "model", **fields: Any) -> QueuedTask:
+    return QueuedTask(TaskSubmission(key, payload), owner, 0, **fields)
 
 
 def new(*tasks: QueuedTask) -> Changes:
@@ -53,29 +55,54 @@ def store(path: Path) -> Iterator[SqliteStore]:
     store.close()
 
 
-def reopened(store: SqliteStore, path: Path) -> dict[str, QueuedTask]:
+def reopened(store: Store, open_again: Callable[[], Store]) -> dict[str, QueuedTask]:
     store.close()
-    again = SqliteStore(path)
-    found = {each.submission.id: each for each in again.load()}
-    again.close()
-    return found
+    with contextlib.closing(open_again()) as again:
+        return {each.submission.id: each for each in again.load()}
 
 
-def test_every_field_comes_back(store: SqliteStore, path: Path) -> None:
+@pytest.fixture(
+    params=[
+        "file",
+        pytest.param(
+            "database",
+            marks=[pytest.mark.slow, needs_postgres, pytest.mark.xdist_group("postgres")],
+        ),
+    ]
+)
+def open_store(request: pytest.FixtureRequest, path: Path) -> Callable[[], Store]:
+    """Opens a store, again perhaps."""
+    if request.param == "file":
+        return lambda: SqliteStore(path)
+    url = request.getfixturevalue("url")
+    return lambda: PostgresStore(url, "broker")
+
+
+def test_every_field_comes_back(open_store: Callable[[], Store]) -> None:
     written = {"full": full(), "bare": task("bare")}
+    store = open_store()
     store.write(new(*written.values()))
-    found = reopened(store, path)
-    assert found == written
+    assert reopened(store, open_store) == written
 
 
-def test_changes_and_removals_are_taken_over(store: SqliteStore, path: Path) -> None:
+def test_changes_and_removals_are_taken_over(open_store: Callable[[], Store]) -> None:
+    store = open_store()
     store.write(new(task("1"), task("2"), task("3")))
-    lease = Life("worker[0]", "life"), "token"
-    store.write(
-        Changes([task("4"), task("1", b"again")], [task("2", lease=lease)], ["3", "unknown"])
-    )
-    found = reopened(store, path)
-    assert found == {"1": task("1", b"again"), "2": task("2", lease=lease), "4": task("4")}
+    again, leased = task("1", b"again", losses=1), task("2", lease=(Life("worker[0]", "life"), "t"))
+    store.write(Changes([task("4"), again], [leased], ["3", "unknown"]))
+    assert reopened(store, open_store) == {"1": again, "2": leased, "4": task("4")}
+
+
+def test_a_write_is_taken_over_as_a_whole_or_not_at_all(open_store: Callable[[], Store]) -> None:
+    store = open_store()
+    store.write(new(task("1")))
+    bad = task("bad")
+    bad.number = 1 << 70  # no column takes that
+    with pytest.raises(
+        (OverflowError, StoreError), match="int too large|all that was accepted is kept"
+    ):
+        store.write(Changes([task("2"), bad], [], ["1"]))
+    assert reopened(store, open_store) == {"1": task("1")}
 
 
 def test_a_payload_is_written_once_whatever_becomes_of_its_task(
@@ -113,7 +140,7 @@ def test_what_is_large_comes_back_as_it_was_staged_last(store: SqliteStore, path
     store.write(new(whole))
     store.write(Changes([], [whole], []))
     store.stage("never came", PAYLOAD, payload, 0)
-    assert reopened(store, path) == {"1": whole}
+    assert reopened(store, lambda: SqliteStore(path)) == {"1": whole}
     again = SqliteStore(path)
     assert again._database.execute("select distinct id from parts").fetchall() == [("1",)]
     small = task("1", b"small", outcome=TaskOutcome("1", "", TaskState.DONE, b"small"))
@@ -195,15 +222,6 @@ def test_a_damaged_file_says_what_to_do(store: SqliteStore, path: Path, where: i
         SqliteStore(path)
 
 
-def test_a_write_is_taken_over_as_a_whole_or_not_at_all(store: SqliteStore, path: Path) -> None:
-    store.write(new(task("1")))
-    bad = task("bad")
-    bad.number = 1 << 70  # no column takes that
-    with pytest.raises(OverflowError):
-        store.write(Changes([task("2"), bad], [], ["1"]))
-    assert reopened(store, path) == {"1": task("1")}
-
-
 def fill(store: SqliteStore) -> tuple[int, str]:
     """Writes until there is no room; returns how many tasks were accepted, and the error."""
     for number in itertools.count():
@@ -219,13 +237,14 @@ def test_what_was_accepted_before_the_disk_was_full_is_kept(store: SqliteStore, 
     count, message = fill(store)
     assert "make room on this disk and start again: all that was accepted" in message
     assert 10 < count < 100
-    assert len(reopened(store, path)) == count
+    assert len(reopened(store, lambda: SqliteStore(path))) == count
 
 
 _WRITER = """
 import itertools, sys
 from pathlib import Path
 from launchpad_lite.search._messages import TaskSubmission
+from launchpad_lite.search._postgres import PostgresStore
 from launchpad_lite.search._queue import Changes, QueuedTask
 from launchpad_lite.search._sqlite import SqliteStore
 
