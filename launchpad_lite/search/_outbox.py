@@ -261,11 +261,13 @@ class Outbox:
         with self._lock:
             self._life, self._lost_at = life, None
             self._left.discard(self.broker)
-            wanted = {*missing, *awaited}
-            for each in set(known).difference(wanted):
-                self._unsent.pop(each, None)
-            wanted.intersection_update(self._outstanding)
-            self._unsent.update(dict.fromkeys(each for each in known if each in wanted))
+            asked, lost = set(known), set(missing)
+            wanted = lost.union(awaited).intersection(self._outstanding)
+            again = [each for each in known if each in wanted]
+            # First those that it has: until they come again, they wait, and take up its room.
+            again.sort(key=lost.__contains__)
+            added = [each for each in self._unsent if each not in asked]  # meanwhile
+            self._unsent = dict.fromkeys([*again, *added])
         return True
 
     def _note_loss(self, error: Exception) -> None:

@@ -72,13 +72,13 @@ def broker() -> Broker:
 
 
 @pytest.fixture
-def outbox(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Outbox:
+def presence(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Any:
     def with_timeout(client: Broker, timeout_s: float) -> Broker:
         client.timeout_s = timeout_s
         return client
 
     monkeypatch.setattr(courier, "with_timeout", with_timeout)
-    presence: Any = types.SimpleNamespace(
+    return types.SimpleNamespace(
         timing=Timing(),
         member=types.SimpleNamespace(who=types.SimpleNamespace(name="model")),
         view=MembersView(True, {"broker": ("", Load())}),
@@ -86,6 +86,10 @@ def outbox(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Outbox:
         client=lambda name: {"broker": broker}[name],
         beat=lambda _: True,
     )
+
+
+@pytest.fixture
+def outbox(presence: Any) -> Outbox:
     return Outbox(presence)
 
 
@@ -166,3 +170,19 @@ def test_a_task_begins_once_and_counts_as_running_while_it_has_a_worker(
     assert (outbox.begun, outbox.running) == ([], 2)
     outbox.cancel(["1", "2"])
     assert outbox.running == 0
+
+
+def test_a_full_broker_gets_the_newest_code_of_its_tasks_before_new_ones(
+    presence: Any, broker: Broker
+) -> None:
+    old, new = (TaskSubmission(key, b"") for key in ("old", "new"))
+    before = Queue()
+    before.submit("model", [old], 0.0)
+    broker.queue = Queue(max_queued=1)
+    broker.queue.restore(before.take_changes().new, 0.0)
+    outbox = Outbox(presence, {"old": old}, "broker")
+    outbox.add([new])
+    assert not outbox.send()
+    worker = Life("worker", "life")
+    assert [each.id for each in broker.queue.take(worker, (), ("python",), 2, 0.0)] == ["old"]
+    assert outbox.send()
