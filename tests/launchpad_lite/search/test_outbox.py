@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 import courier
+from launchpad_lite.search import _outbox
 from launchpad_lite.search._messages import (
     MOST_BYTES,
     Collected,
     Life,
     Load,
     MembersView,
+    TaskOutcome,
+    TaskState,
     TaskSubmission,
 )
 from launchpad_lite.search._outbox import Outbox
@@ -34,6 +37,8 @@ class Broker:
         self.has_come, self.may_go_on = threading.Event(), threading.Event()
         self.may_go_on.set()
         self.is_lost = True
+        #: Whether it has ended.
+        self.is_gone = False
         #: Of large tasks: calls that are on their way.
         self.on_the_way: list[Future[int]] = []
         self.futures = types.SimpleNamespace(submit=self.submit_later)
@@ -49,8 +54,10 @@ class Broker:
         return self.queue.submit(model, submissions, 0.0)
 
     def resume(
-        self, model: str, ids: Sequence[str], awaited: Sequence[str]
+        self, model: str, ids: Sequence[str], awaited: Sequence[str] = ()
     ) -> tuple[str, list[str]]:
+        if self.is_gone:
+            raise courier.ServerLostError("broker")
         if not self.has_come.is_set():
             self.has_come.set()
             self.may_go_on.wait(10)
@@ -60,7 +67,7 @@ class Broker:
         self.queue.cancel(model, ids)
 
     def collect(self, model: str, session: str, *_: Any) -> Collected:
-        if self.is_lost:
+        if self.is_lost or self.is_gone:
             raise courier.CallTimeoutError("nothing comes")
         outcomes, progress = self.queue.collect(model, session)
         return Collected("life", outcomes, progress, Load(), (), self.queue.begun(model))
@@ -72,7 +79,13 @@ def broker() -> Broker:
 
 
 @pytest.fixture
-def presence(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Any:
+def other() -> Broker:
+    """One that is chosen when the first one was left."""
+    return Broker()
+
+
+@pytest.fixture
+def presence(broker: Broker, other: Broker, monkeypatch: pytest.MonkeyPatch) -> Any:
     def with_timeout(client: Broker, timeout_s: float) -> Broker:
         client.timeout_s = timeout_s
         return client
@@ -81,9 +94,9 @@ def presence(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Any:
     return types.SimpleNamespace(
         timing=Timing(),
         member=types.SimpleNamespace(who=types.SimpleNamespace(name="model")),
-        view=MembersView(True, {"broker": ("", Load())}),
-        choose=lambda avoid=(): "broker",
-        client=lambda name: {"broker": broker}[name],
+        view=MembersView(True, dict.fromkeys(["broker", "other"], ("", Load()))),
+        choose=lambda avoid: "other" if avoid else "broker",
+        client=lambda name: {"broker": broker, "other": other}[name],
         beat=lambda _: True,
     )
 
@@ -186,3 +199,35 @@ def test_a_full_broker_gets_the_newest_code_of_its_tasks_before_new_ones(
     worker = Life("worker", "life")
     assert [each.id for each in broker.queue.take(worker, (), ("python",), 2, 0.0)] == ["old"]
     assert outbox.send()
+
+
+def test_tasks_of_a_lost_broker_go_to_another_one_and_its_outcomes_count_when_it_is_back(
+    outbox: Outbox, broker: Broker, other: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = types.SimpleNamespace(monotonic=lambda: clock.now, sleep=lambda _: None, now=0.0)
+    monkeypatch.setattr(_outbox, "time", clock)
+    worker = Life("worker", "life")
+
+    def finished(at: Broker, key: str) -> None:
+        given = {each.id: each.token for each in at.queue.take(worker, (), ("python",), 9, 0.0)}
+        at.queue.finish(TaskOutcome(key, given[key], TaskState.DONE))
+
+    def collected() -> list[str]:
+        clock.now += Timing().patience_s
+        return [each.id for each in outbox.collect(0.0)[0]]
+
+    outbox.add([TaskSubmission("1", b""), TaskSubmission("2", b"")])
+    assert outbox.send()
+    finished(broker, "1")
+    broker.is_lost = other.is_lost = False
+    broker.is_gone = True
+    for _ in range(4):
+        assert collected() == []
+    assert outbox.broker == "other"
+    finished(other, "2")
+    assert collected() == ["2"]
+    broker.is_gone = False
+    assert collected() == ["1"]
+    assert broker.queue.missing("model", ["1", "2"]) == ["1", "2"]
+    assert other.queue.missing("model", ["1"]) == ["1"]
+    assert len(outbox) == 0

@@ -99,7 +99,7 @@ def test_a_write_is_taken_over_as_a_whole_or_not_at_all(open_store: Callable[[],
     bad = task("bad")
     bad.number = 1 << 70  # no column takes that
     with pytest.raises(
-        (OverflowError, StoreError), match="int too large|all that was accepted is kept"
+        (OverflowError, StoreError), match=r"int too large|all that was accepted is kept"
     ):
         store.write(Changes([task("2"), bad], [], ["1"]))
     assert reopened(store, open_store) == {"1": task("1")}
