@@ -75,10 +75,9 @@ class Oracle:
     def __init__(self, barrier: engines.Barrier, workers: int, seed: int) -> None:
         self.barrier = barrier
         self.population: Population[int] = Population(barrier, random.Random(seed))
-        self.working = {self.population.add(number) or number for number in range(workers)}
+        for number in range(workers):
+            self.population.add(number)
         self.working = set(range(workers))
-        #: Whom each worker that waits observes.
-        self.samples: dict[int, list[int]] = {}
         self.now = 0.0
         self.next = workers
 
@@ -89,7 +88,6 @@ class Oracle:
             case 0 if len(self.population) > 1:
                 gone = self.population.workers[draw(len(self.population))]
                 self.working.discard(gone)
-                self.samples.pop(gone, None)
                 released = self.population.remove(gone)
             case 1:
                 self.population.add(self.next)

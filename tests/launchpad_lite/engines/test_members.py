@@ -74,7 +74,7 @@ class Process:
         return self.add if method == "add" else getattr(self.member, method)
 
     async def _live(self) -> None:
-        tending = [self.run(self._look()), self.run(self._mend())]
+        tending = [self.run(self._tend(each)) for each in (self.member.look, self.member.mend)]
         if self.contact.life == 0 and self.contact.name == self._world.names[0]:
             self.member.begin(dict.fromkeys(KEYS, ()))
         while not self.is_to_leave:
@@ -87,15 +87,10 @@ class Process:
             task.cancel()
         del self._world.processes[self.contact.name]
 
-    async def _look(self) -> None:
+    async def _tend(self, method: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            await self._try(self.member.look())
-
-    async def _mend(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S)
-            await self._try(self.member.mend())
+            await self._try(method())
 
     async def _try(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:
@@ -167,6 +162,13 @@ class World:
         self._lives[name] += 1
         self.processes[name] = Process(self, contact)
 
+    async def begin(self) -> None:
+        """Starts all that do not run, and waits until they are on the ring."""
+        for name in self.names:
+            if name not in self.processes:
+                self.start(name)
+        await self.quiet()
+
     def crash(self, name: str) -> None:
         process = self.processes.pop(name)
         for task in list(process.tasks):
@@ -201,9 +203,10 @@ class World:
             self.processes[name].is_to_leave = True
             await asyncio.sleep(self.rng.uniform(0, pause_s))
 
-    def end(self) -> None:
+    async def end(self) -> None:
         for name in list(self.processes):
             self.crash(name)
+        await asyncio.sleep(0)
 
     async def quiet(self) -> None:
         """Waits until all that run are on the ring."""
@@ -251,9 +254,7 @@ def test_no_acknowledged_update_is_lost_or_applied_twice(seed: int, replicas: in
     world = World(seed, 7, replicas)
 
     async def main() -> None:
-        for name in world.names:
-            world.start(name)
-        await world.quiet()
+        await world.begin()
         for _ in range(8):
             await asyncio.sleep(world.rng.uniform(0, 1))
             names = list(world.processes)
@@ -268,13 +269,9 @@ def test_no_acknowledged_update_is_lost_or_applied_twice(seed: int, replicas: in
                     else:
                         world.crash(name)
                 await asyncio.sleep(world.rng.uniform(0, 0.5))
-            for name in world.names:
-                if name not in world.processes:
-                    world.start(name)
-            await world.quiet()
+            await world.begin()
         await world.check()
-        world.end()
-        await asyncio.sleep(0)
+        await world.end()
 
     simulate(main())
 
@@ -283,9 +280,7 @@ def test_a_change_beside_a_leave_survives_the_crash_of_its_owner() -> None:
     world = World(0, 4, 2)
 
     async def main() -> None:
-        for name in world.names:
-            world.start(name)
-        await world.quiet()
+        await world.begin()
         world.makes_updates = False
         await asyncio.sleep(LOOK_S)
         _, owner, leaving, following = sorted(
@@ -300,8 +295,7 @@ def test_a_change_beside_a_leave_survives_the_crash_of_its_owner() -> None:
         world.crash(owner.contact.name)  # before it looks at its neighbours again
         await until(lambda: following.member.owns(key))
         assert await following.member.read(key) == ("changed", 0)
-        world.end()
-        await asyncio.sleep(0)
+        await world.end()
 
     simulate(main())
 
@@ -315,10 +309,7 @@ def test_many_leave_at_a_time_while_others_crash(seed: int, replicas: int) -> No
 
     async def main() -> None:
         for _ in range(4):
-            for name in world.names:
-                if name not in world.processes:
-                    world.start(name)
-            await world.quiet()
+            await world.begin()
             leaving = world.rng.sample(world.names, world.rng.randrange(1, 8))
             await world.leave(leaving)
             others = [name for name in world.processes if name not in leaving]
