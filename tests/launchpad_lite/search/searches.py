@@ -19,20 +19,6 @@ from tests.courier.waiting import wait_until
 ROOT = Path(__file__).resolve().parents[3]
 
 
-class Tasks(Model):
-    """Asks for some tasks, and keeps their results."""
-
-    def __init__(self, *tasks: Any) -> None:
-        self.left = list(tasks)
-        self.results: list[Any] = []
-
-    def ask(self) -> Any:
-        return self.left.pop(0) if self.left else None
-
-    def tell(self, task: Any, result: Any) -> None:
-        self.results.append(result)
-
-
 @contextlib.contextmanager
 def searching(
     model: Model, folder: Path, *, launcher: str = "test_mt", workers: int = 0, **options: Any

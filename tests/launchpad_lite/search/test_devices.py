@@ -14,7 +14,8 @@ from launchpad_lite.search import _process
 from launchpad_lite.search.executor import Executor
 from launchpad_lite.search.tasks import Call, submission_of
 from tests.courier.waiting import wait_until
-from tests.launchpad_lite.search.searches import Tasks, output_of, searching, start_worker
+from tests.launchpad_lite.search.searches import output_of, searching, start_worker
+from tests.launchpad_lite.search.tasks_for_tests import Tasks
 
 
 @search.needs(gpus=1)

@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import launchpad_lite as lp
@@ -306,6 +307,7 @@ def test_a_call_that_is_killed_ends_its_worker_and_another_one_comes():
         with pytest.raises(concurrent.futures.CancelledError):
             future.result(10)
         assert executor.submit(os.getpid).result(10) != pid
+        assert not psutil.pid_exists(pid)
 
 
 @pytest.mark.slow

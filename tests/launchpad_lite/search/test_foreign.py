@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -31,14 +30,8 @@ from launchpad_lite.search.tasks import Call, Foreign
 from tests.courier.certificates import Authority
 from tests.courier.grpc_client import GrpcClient
 from tests.courier.waiting import wait_until
-from tests.launchpad_lite.search.searches import (
-    ROOT,
-    Tasks,
-    launched,
-    output_of,
-    searching,
-    worker as python_worker,
-)
+from tests.launchpad_lite.search.searches import ROOT, output_of, searching
+from tests.launchpad_lite.search.tasks_for_tests import Tasks, square
 
 
 class ForeignWorker:
@@ -85,6 +78,12 @@ class ForeignWorker:
         held = [pb.Held(id=each.id, token=each.token) for each in assignments]
         request = pb.BeatRequest(worker=self.me, held=held, progress=progress)
         return list(self.ask(self.broker, "Broker", "Beat", request).stops)
+
+    def show(self) -> tuple[bool, bool]:
+        """Returns whether it is known, and whether the search is over."""
+        presence = pb.PresenceRequest(worker=self.me, broker=self.broker_name)
+        reply = self.ask(self.names, "NameServer", "Beat", presence)
+        return reply.is_known, reply.is_over
 
     def leave(self, *outcomes: Any) -> None:
         request = pb.LeaveRequest(worker=self.me, outcomes=outcomes)
@@ -142,25 +141,15 @@ def test_a_worker_of_another_language_runs_tasks_of_its_kind(tmp_path: Path, com
         (first,) = worker.work().assignments
         assert (first.kind, first.payload) == ("js", b"one")
         assert worker.beat(first) == []
+        assert worker.show() == (True, False)
         (second,) = worker.work(done(first, b"ONE")).assignments
         assert worker.work(done(second, b"TWO")).is_over
+        assert worker.show() == (True, True)
         worker.leave()
+        assert worker.show()[0] is False
         assert search.model().results == [b"ONE", b"TWO"]
         trial = search.trials()[0]
         assert (trial.worker, trial.seconds) == ("foreign", 0.5)
-
-
-def test_it_sees_in_its_heartbeat_that_the_search_is_over(tmp_path: Path, come: Come) -> None:
-    with searching(Tasks(Foreign("js", b"1")), tmp_path):
-        worker = come()
-        presence = pb.PresenceRequest(worker=worker.me, broker=worker.broker_name)
-        reply = worker.ask(worker.names, "NameServer", "Beat", presence)
-        assert (reply.is_known, reply.is_over) == (True, False)
-        (task,) = worker.work().assignments
-        assert worker.work(done(task, b"")).is_over
-        assert worker.ask(worker.names, "NameServer", "Beat", presence).is_over
-        worker.leave()
-        assert not worker.ask(worker.names, "NameServer", "Beat", presence).is_known
 
 
 def test_a_failure_has_a_text_and_nothing_that_would_be_unpickled(
@@ -190,18 +179,6 @@ def test_a_task_that_reports_can_be_stopped_early(tmp_path: Path, come: Come) ->
         wait_until(lambda: search.status().is_over)
         assert search.trials()[0].state is TrialState.STOPPED
         assert search.model().points == [(0, 0.5), (1, -1)]
-
-
-def test_what_a_worker_has_when_it_leaves_goes_to_another_one(tmp_path: Path, come: Come) -> None:
-    with searching(Tasks(Foreign("js", b"1")), tmp_path) as search:
-        first = come(name="first")
-        first.work()
-        first.leave()
-        second = come(name="second")
-        (task,) = second.work().assignments
-        assert second.work(done(task, b"2")).is_over
-        second.leave()
-        assert search.trials()[0].worker == "second"
 
 
 def test_a_worker_that_gives_up_while_its_task_is_stored_harms_nobody(
@@ -310,10 +287,6 @@ def rosenbrock(x: float, y: float) -> Foreign:
     return Foreign("js", json.dumps([x, y]).encode())
 
 
-def square(number: int) -> int:
-    return number * number
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # the first run installs packages
 def test_workers_in_python_and_in_javascript_work_for_one_search(tmp_path: Path) -> None:
@@ -335,30 +308,6 @@ def test_workers_in_python_and_in_javascript_work_for_one_search(tmp_path: Path)
         assert "on node: SyntaxError" in error
         workers = {trial.task.startswith("Foreign"): trial.worker for trial in search.trials()}
         assert workers == {True: "node", False: "s_worker[0]"}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("victim", ["s_broker[0]", "s_name_server[0]"])
-def test_workers_from_outside_go_on_with_a_server_that_was_started_again(
-    tmp_path: Path, victim: str
-) -> None:
-    model = Tasks(*(task for n in range(40) for task in (rosenbrock(n, n), Call(square, n))))
-    with (
-        launched(model, tmp_path, "test_mp", 0) as (running, search),
-        javascript(tmp_path / JOIN_FILE) as process,
-        python_worker(tmp_path / JOIN_FILE) as python,
-    ):
-        wait_until(lambda: search.status().done > 10, timeout_s=60)
-        (pid,) = [each.pid for each in running.status() if each.name == victim]
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: search.status().is_over, timeout_s=120)
-        results = search.model().results
-        assert len(results) == 80
-        assert {each for each in results if isinstance(each, int)} == {n * n for n in range(40)}
-        for each in (process, python):
-            text = output_of(each)
-            assert each.returncode == 0, text
 
 
 @pytest.mark.slow

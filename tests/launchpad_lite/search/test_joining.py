@@ -27,11 +27,8 @@ from launchpad_lite.search.running import run
 from launchpad_lite.search.tasks import Call
 from tests.courier.certificates import Authority
 from tests.courier.waiting import wait_until
-from tests.launchpad_lite.search.searches import Tasks, output_of, searching, worker
-
-
-def square(number: int) -> int:
-    return number * number
+from tests.launchpad_lite.search.searches import output_of, searching, worker
+from tests.launchpad_lite.search.tasks_for_tests import Tasks, square
 
 
 def hold(folder: Path) -> int:

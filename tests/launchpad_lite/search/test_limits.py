@@ -17,7 +17,6 @@ from launchpad_lite.parts.joining import JOIN_FILE
 from launchpad_lite.search import TrialState
 from launchpad_lite.search._messages import Limits
 from launchpad_lite.search._process import look
-from launchpad_lite.testing import poll_until
 from tests.launchpad_lite.search.searches import output_of, searching, worker
 from tests.launchpad_lite.search.tasks_for_tests import QUICK, Tasks, square
 
@@ -128,17 +127,6 @@ def test_a_task_that_holds_the_interpreter_fails_and_its_process_ends() -> None:
     assert "it ran longer than timeout_s=0.3" in result.trials[0].error
     assert result.model.results == [4]
     assert time.monotonic() - begun_at < 20
-
-
-def test_a_task_is_ended_on_demand(tmp_path: Path) -> None:
-    with search.Executor(workers=1, launcher="test_mp", timing=QUICK) as executor:
-        future = executor.submit(hang_once, tmp_path / "pid")
-        poll_until((tmp_path / "pid").exists, 10)
-        executor._outbox.stop(executor._futures, kill=True)
-        with pytest.raises(search.FailedTaskError):
-            future.result(10)
-        assert executor.submit(square, 3).result(10) == 9
-    assert is_gone(int((tmp_path / "pid").read_text()))
 
 
 def test_a_worker_from_outside_says_by_its_exit_code_that_it_is_to_start_again(

@@ -607,6 +607,13 @@ def make_queue(**options: Any) -> Queue:
     return queue
 
 
+def restarted(queue: Queue, now: float = 0.0, **options: Any) -> Queue:
+    """Returns one that begins with what the earlier one has stored."""
+    again = Queue(lease_s=LEASE_S, **options)
+    again.restore([stored(each) for each in queue.take_changes().new], now)
+    return again
+
+
 def ask(queue: Queue, *keys: str, now: float = 0.0, owner: str = MODEL, **options: Any) -> int:
     return queue.submit(owner, [TaskSubmission(key, b"", **options) for key in keys], now)
 
@@ -699,8 +706,7 @@ def test_a_worker_that_ends_with_its_broker_is_no_fault_of_its_tasks() -> None:
     queue = make_queue(max_losses=0)
     ask(queue, "1")
     take(queue)
-    again = make_queue(max_losses=0)
-    again.restore(queue.take_changes().new, 0.0)
+    again = restarted(queue, max_losses=0)
     again.resume(MODEL, ["1"])
     assert take(again, Life(WORKER.name, "second"))
     assert not states(again)
@@ -777,8 +783,7 @@ def test_a_stop_does_not_count_as_time_that_a_task_has_run() -> None:
     queue = make_queue()
     ask(queue, "1", limits=Limits(5.0))
     take(queue)
-    again = make_queue()
-    again.restore(queue.take_changes().new, 86_400.0)
+    again = restarted(queue, 86_400.0)
     again.tick(86_404.0)
     assert not states(again)
     again.tick(86_405.1)
@@ -812,8 +817,7 @@ def test_restored_leases_outlive_a_slow_start() -> None:
     queue = make_queue()
     ask(queue, "1")
     (each,) = take(queue)
-    again = make_queue()
-    again.restore(queue.take_changes().new, 0.0)
+    again = restarted(queue)
     again.tick(60.0)
     assert [*again.beat(WORKER, {"1": each.token}, (), 60.0)] == []
 
@@ -822,8 +826,7 @@ def test_what_an_earlier_life_has_left_waits_until_its_model_has_the_newest_code
     queue = make_queue()
     ask(queue, "kept", "changed", "run")
     take(queue, count=1)
-    again = make_queue()
-    again.restore(queue.take_changes().new, 0.0)
+    again = restarted(queue)
     assert again.load(0.0).queued == 2
     other = Life(WORKER.name, "second")  # the task of its first life waits as well
     assert not take(again, other, count=3)
@@ -1059,8 +1062,7 @@ def test_what_a_task_uses_outlives_the_broker() -> None:
     queue = make_queue()
     ask(queue, "1", "2", limits=needing(cpus=3))
     assert lend(queue, "a")
-    again = make_queue()
-    again.restore([stored(each) for each in queue.take_changes().new], 0.0)
+    again = restarted(queue)
     again.resume(MODEL, ["1", "2"])
     assert lend(again, "b") == []
     again.cancel(MODEL, ["1"])

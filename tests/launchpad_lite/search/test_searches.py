@@ -3,7 +3,6 @@
 import csv
 import functools
 import itertools
-import json
 import math
 import pickle
 import random
@@ -242,39 +241,6 @@ def test_a_genome_that_was_enqueued_is_no_child_of_a_pair():
     assert model.ask().candidate.text == "a"
 
 
-TARGET = 1.2
-
-
-def advance(place: list[float], params: dict[str, float]) -> list[float]:
-    """Makes a step of the toy of Jaderberg et al.: its gradient sees only what `params` let it see."""
-    return [x - 0.02 * 2 * h * x for x, h in zip(place, (params["h0"], params["h1"]), strict=True)]
-
-
-def draw_toy(rng: random.Random) -> dict[str, float]:
-    first = rng.random()
-    return {"h0": first, "h1": 1 - first}
-
-
-def perturb_toy(params: dict[str, float], rng: random.Random) -> dict[str, float]:
-    return {name: min(1.0, max(0.0, h + rng.gauss(0, 0.2))) for name, h in params.items()}
-
-
-def score_toy(place: list[float]) -> float:
-    return TARGET - sum(x * x for x in place)
-
-
-def train_toy(params: dict[str, float]) -> float:
-    """Makes 10 steps from the checkpoint of the parent."""
-    trial = search.current_trial()
-    place = [0.9, 0.9]
-    if trial.parent is not None:
-        place = json.loads((trial.parent / "place").read_text())
-    for _ in range(10):
-        place = advance(place, params)
-    (trial.folder / "place").write_text(json.dumps(place))
-    return score_toy(place)
-
-
 class Population:
     """Rounds of population-based training that end when the test says so."""
 
@@ -488,31 +454,6 @@ def test_a_sampler_of_optuna_that_has_tried_all_ends_the_search(sampler, optuna)
 run = functools.partial(search.run, launcher="local_mt", workers=1, timing=QUICK, progress=False)
 
 
-def test_population_based_training_comes_nearer_than_chance_with_as_many_steps(tmp_path):
-    options = {"population": 8, "rounds": 20, "quantile": 0.25}
-    model = search.PopulationBasedTraining(train_toy, draw_toy, perturb_toy, **options)
-    result = run(model, folder=tmp_path, workers=2)
-    assert len(result.trials) == 8 * 20
-    by_chance = [[0.9, 0.9] for _ in range(8)]
-    rng = random.Random(0)
-    for index, params in enumerate([draw_toy(rng) for _ in by_chance]):
-        for _ in range(10 * 20):
-            by_chance[index] = advance(by_chance[index], params)
-    assert result.best is not None
-    assert result.best.score > max(map(score_toy, by_chance))
-    # Each went on from a trial that had ended, and with its weights.
-    trials = {trial.number: trial for trial in result.trials}
-    later = [trial for trial in result.trials if trial.parent is not None]
-    assert len(later) == 8 * 19
-    for trial in later:
-        assert trials[trial.parent].told_at <= trial.asked_at
-        before, after = [
-            json.loads((tmp_path / "trials" / str(number) / "place").read_text())
-            for number in (trial.parent, trial.number)
-        ]
-        assert after[0] <= before[0]
-
-
 def test_candidates_that_go_on_at_a_rung_do_not_train_again_what_they_have(tmp_path):
     def train(params):
         trial = search.current_trial()
@@ -686,12 +627,8 @@ def test_what_prunes_a_trial_as_in_optuna_stops_it(optuna, space):
     assert {trial.state.name for trial in result.model.study.trials} == {"COMPLETE", "PRUNED"}
 
 
-def test_a_search_does_not_go_on_in_the_folder_of_another_algorithm_or_space(
-    optuna, space, tmp_path
-):
+def test_a_search_does_not_go_on_in_the_folder_of_another_space(optuna, space, tmp_path):
     run(search.OptunaSearch(optuna.create_study(), space, hill, trials=1), folder=tmp_path)
-    with pytest.raises(search.SearchError, match="algorithm is RandomSearch, and was OptunaSearch"):
-        run(search.RandomSearch(hill, sample, 1), folder=tmp_path)
     wider = {"x": optuna.distributions.FloatDistribution(-20, 20)}
     run(search.GridSearch(hill, {"x": [1]}), folder=tmp_path / "grid")
     with pytest.raises(search.SearchError, match=r"its grid is {'x': \[2\]}, and was {'x': \[1\]}"):
