@@ -37,6 +37,7 @@ from launchpad_lite.engines._operations import ItemsSource, LinesSource, lines_b
 from launchpad_lite.engines._store import ChunkStore, MissingError
 from launchpad_lite.testing import Fault, Monkey, poll_until
 from tests.engines import needs_dask, needs_root, needs_spark
+from tests.launchpad_lite.conftest import Run
 from tests.launchpad_lite.engines.test_hashing import ODD, Caseless, are_equal
 
 
@@ -593,10 +594,8 @@ if __name__ == "__main__":
 """
 
 
-def test_items_may_be_of_a_class_in_a_script(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(_POINT)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+def test_items_may_be_of_a_class_in_a_script(run_script: Run) -> None:
+    done = run_script(_POINT)
     assert "[(0, 5), (1, 5)]" in done.stdout, done.stderr
     assert "[1, 1, 1, 1, 1, 1, 1, 1, 1, 5, 6]" in done.stdout, done.stderr
     assert "map_reduce: completed; logs in" in done.stderr
@@ -1052,13 +1051,9 @@ if __name__ == "__main__":
     "backend", [pytest.param("dask", marks=needs_dask), pytest.param("spark", marks=needs_spark)]
 )
 def test_backends_run_on_this_machine_without_an_address_and_leave_nothing(
-    backend: str, tmp_path: Path
+    backend: str, run_script: Run
 ) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(_HERE.format(backend=backend))
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_script(_HERE.format(backend=backend))
     result, children = done.stdout.splitlines()
     assert result == "18", done.stderr
     assert len(children.split()) >= 2

@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import concurrent.futures
+import functools
 import glob
 import json
 import os
@@ -59,6 +60,18 @@ def run(job: engines.ParameterServer, **options: Any) -> "Seen":
     program.add_node(lp.PyNode(_look, ps, ended), label="look")
     lp.launch(program, "local_mt").wait()
     return ended[0]
+
+
+def in_a_node(test: Callable[..., None]) -> Callable[..., None]:
+    """Has a test run where it can make servers."""
+
+    @functools.wraps(test)
+    def run_test(**arguments: Any) -> None:
+        program = lp.Program("servers")
+        program.add_node(lp.PyNode(test, **arguments), label="server")
+        lp.launch(program, "local_mt").wait()
+
+    return run_test
 
 
 class Seen:
@@ -369,26 +382,24 @@ class _Picky(engines.Barrier):
 
 
 @pytest.mark.parametrize("samples", [False, True])
+@in_a_node
 def test_who_waits_gets_what_the_barrier_raises_when_nobody_calls(samples: bool) -> None:
-    def wait() -> None:
-        coordinator = Coordinator(Sum(barrier=_Picky(samples=samples)), [None], None)
-        with courier.Server(coordinator, in_process="wire") as server:
-            client = courier.Client(server.address)
-            client.begin()
-            streams = [iter(client.stay(f"worker[{n}]", 0, None, None)) for n in range(3)]
-            members = [next(stream)[0] for stream in streams]
-            call = client.futures.advance(members[0], 1, {}, {}, "")
-            if not samples:
-                poll_until(lambda: client.progress().waiting == 1)
-                streams[2].close()
-            with pytest.raises(RuntimeError, match=r"barrier: \w+ raised StopIteration"):
-                call.result(30)
-            with pytest.raises(RuntimeError, match=r"barrier: \w+ raised StopIteration"):
-                client.advance(members[1], 1, {}, {}, "")
-            for stream in streams:
-                stream.close()
-
-    in_a_node(wait)
+    coordinator = Coordinator(Sum(barrier=_Picky(samples=samples)), [None], None)
+    with courier.Server(coordinator, in_process="wire") as server:
+        client = courier.Client(server.address)
+        client.begin()
+        streams = [iter(client.stay(f"worker[{n}]", 0, None, None)) for n in range(3)]
+        members = [next(stream)[0] for stream in streams]
+        call = client.futures.advance(members[0], 1, {}, {}, "")
+        if not samples:
+            poll_until(lambda: client.progress().waiting == 1)
+            streams[2].close()
+        with pytest.raises(RuntimeError, match=r"barrier: \w+ raised StopIteration"):
+            call.result(30)
+        with pytest.raises(RuntimeError, match=r"barrier: \w+ raised StopIteration"):
+            client.advance(members[1], 1, {}, {}, "")
+        for stream in streams:
+            stream.close()
 
 
 @pytest.mark.parametrize(
@@ -439,24 +450,15 @@ def test_keys_are_of_types_that_are_the_same_everywhere() -> None:
     running.wait()
 
 
-def in_a_node(function: Callable[[], None]) -> None:
-    """Runs a function where it can make servers."""
-    program = lp.Program("servers")
-    program.add_node(lp.PyNode(function), label="server")
-    lp.launch(program, "local_mt").wait()
-
-
+@in_a_node
 def test_a_value_of_another_server_is_new_even_if_its_version_is_the_same() -> None:
-    def compare() -> None:
-        before, after = (KeyServer(Sum(), [None]) for _ in range(2))
-        before.put({"a": "before"})
-        after.put({"a": "after"})
-        life, changed = before.read({"a": -1})
-        assert changed == [("a", 0, "before")]
-        assert before.read({"a": 0}, life) == (life, [])
-        assert after.read({"a": 0}, life)[1] == [("a", 0, "after")]
-
-    in_a_node(compare)
+    before, after = (KeyServer(Sum(), [None]) for _ in range(2))
+    before.put({"a": "before"})
+    after.put({"a": "after"})
+    life, changed = before.read({"a": -1})
+    assert changed == [("a", 0, "before")]
+    assert before.read({"a": 0}, life) == (life, [])
+    assert after.read({"a": 0}, life)[1] == [("a", 0, "after")]
 
 
 class Waiting(Sum):
@@ -473,95 +475,87 @@ class Waiting(Sum):
         return super().pull(key, value, update)
 
 
+@in_a_node
 def test_reads_go_on_while_more_wait_for_a_slow_pull_than_there_are_handler_threads() -> None:
-    def read() -> None:
-        begun, goes_on = threading.Event(), threading.Event()
-        values = KeyServer(Waiting(begun, goes_on), [None])
-        with courier.Server(values, in_process="wire", thread_pool_size=2) as server:
-            client = courier.Client(server.address)
-            client.put({"a": 0, "b": 0})
-            updates = [
-                client.futures.update(
-                    WorkerIdentity(f"worker[{number}]", 0, number), 0, {"ab"[number % 2]: 1}
-                )
-                for number in range(10)
-            ]
-            assert begun.wait(30)
-            _, changed = courier.with_timeout(client, 10).read({"a": -1, "b": -1})
-            assert changed == [("a", 0, 0), ("b", 0, 0)]
-            goes_on.set()
-            for update in updates:
-                update.result(30)
-            assert client.read({"a": -1, "b": -1})[1] == [("a", 5, 5), ("b", 5, 5)]
-
-    in_a_node(read)
+    begun, goes_on = threading.Event(), threading.Event()
+    values = KeyServer(Waiting(begun, goes_on), [None])
+    with courier.Server(values, in_process="wire", thread_pool_size=2) as server:
+        client = courier.Client(server.address)
+        client.put({"a": 0, "b": 0})
+        updates = [
+            client.futures.update(
+                WorkerIdentity(f"worker[{number}]", 0, number), 0, {"ab"[number % 2]: 1}
+            )
+            for number in range(10)
+        ]
+        assert begun.wait(30)
+        _, changed = courier.with_timeout(client, 10).read({"a": -1, "b": -1})
+        assert changed == [("a", 0, 0), ("b", 0, 0)]
+        goes_on.set()
+        for update in updates:
+            update.result(30)
+        assert client.read({"a": -1, "b": -1})[1] == [("a", 5, 5), ("b", 5, 5)]
 
 
+@in_a_node
 def test_a_worker_keeps_its_name_though_its_old_stream_has_not_ended() -> None:
-    def join() -> None:
-        coordinator = Coordinator(Sum(), [None], None)
-        with courier.Server(coordinator, in_process="wire") as server:
-            client = courier.Client(server.address)
+    coordinator = Coordinator(Sum(), [None], None)
+    with courier.Server(coordinator, in_process="wire") as server:
+        client = courier.Client(server.address)
 
-            def joined(*args: Any) -> tuple[Any, WorkerIdentity]:
-                stream = iter(client.stay("worker[0]", *args))
-                return stream, next(stream)[0]
+        def joined(*args: Any) -> tuple[Any, WorkerIdentity]:
+            stream = iter(client.stay("worker[0]", *args))
+            return stream, next(stream)[0]
 
-            first, member = joined(0, None, None)
-            other, another = joined(0, None, None)
-            assert [member.name, another.name] == ["worker[0]", "worker[0]#2"]
-            again, later = joined(0, member, 5)
-            assert later.name == "worker[0]"
-            assert later > member
-            assert list(first) == []
-            with pytest.raises(UnknownMemberError):
-                client.advance(member, 5, {}, {}, "")
-            assert client.worker_num() == 2
-            # In a new process of the node, the streams of the old one count no more.
-            last, restarted = joined(1, None, None)
-            assert restarted.name == "worker[0]"
-            assert list(again) == list(other) == []
-            assert client.worker_num() == 1
-            last.close()
-
-    in_a_node(join)
+        first, member = joined(0, None, None)
+        other, another = joined(0, None, None)
+        assert [member.name, another.name] == ["worker[0]", "worker[0]#2"]
+        again, later = joined(0, member, 5)
+        assert later.name == "worker[0]"
+        assert later > member
+        assert list(first) == []
+        with pytest.raises(UnknownMemberError):
+            client.advance(member, 5, {}, {}, "")
+        assert client.worker_num() == 2
+        # In a new process of the node, the streams of the old one count no more.
+        last, restarted = joined(1, None, None)
+        assert restarted.name == "worker[0]"
+        assert list(again) == list(other) == []
+        assert client.worker_num() == 1
+        last.close()
 
 
+@in_a_node
 def test_an_update_is_applied_once_and_those_of_workers_that_have_left_are_forgotten() -> None:
-    def update() -> None:
-        server = KeyServer(Sum(), [None])
-        server.put({"a": 0})
-        for number in range(100):
-            for step in (0, 0, 1, 0, 1):
-                server.update(WorkerIdentity("worker[0]", 7, number), step, {"a": 1}).result()
-        assert server.read({"a": -1})[1] == [("a", 200, 200)]
-        # Which updates it had sent is not known any more.
-        late = server.update(WorkerIdentity("worker[0]", 7, 50), 9, {"a": 1})
-        assert isinstance(late.exception(), UnknownMemberError)
-        server.update(WorkerIdentity("worker[0]", 8, 0), 0, {"a": 1}).result()
-        assert server.read({"a": -1})[1] == [("a", 201, 201)]
-        assert list(server._applied) == ["worker[0]"]
-
-    in_a_node(update)
+    server = KeyServer(Sum(), [None])
+    server.put({"a": 0})
+    for number in range(100):
+        for step in (0, 0, 1, 0, 1):
+            server.update(WorkerIdentity("worker[0]", 7, number), step, {"a": 1}).result()
+    assert server.read({"a": -1})[1] == [("a", 200, 200)]
+    # Which updates it had sent is not known any more.
+    late = server.update(WorkerIdentity("worker[0]", 7, 50), 9, {"a": 1})
+    assert isinstance(late.exception(), UnknownMemberError)
+    server.update(WorkerIdentity("worker[0]", 8, 0), 0, {"a": 1}).result()
+    assert server.read({"a": -1})[1] == [("a", 201, 201)]
+    assert list(server._applied) == ["worker[0]"]
 
 
+@in_a_node
 def test_one_call_ends_a_step_and_begins_the_next_and_may_be_repeated() -> None:
-    def step() -> None:
-        coordinator = Coordinator(Sum(), [None], None)
-        with courier.Server(coordinator, in_process="wire") as server:
-            client = courier.Client(server.address)
-            client.begin()
-            stream = iter(client.stay("worker[0]", 0, None, None))
-            member, _ = next(stream)
-            first = client.advance(member, 0, {}, {}, "")
-            assert (first.keys, first.changed) == (["a", ("b", 2), 7], [])  # it may need none
-            for _ in range(3):
-                start = client.advance(member, 1, {"a": 1}, {"a": 0, 7: 0}, first.life)
-                assert start.changed == [("a", 1, 1)]
-            assert client.progress().updates == 1
-            stream.close()
-
-    in_a_node(step)
+    coordinator = Coordinator(Sum(), [None], None)
+    with courier.Server(coordinator, in_process="wire") as server:
+        client = courier.Client(server.address)
+        client.begin()
+        stream = iter(client.stay("worker[0]", 0, None, None))
+        member, _ = next(stream)
+        first = client.advance(member, 0, {}, {}, "")
+        assert (first.keys, first.changed) == (["a", ("b", 2), 7], [])  # it may need none
+        for _ in range(3):
+            start = client.advance(member, 1, {"a": 1}, {"a": 0, 7: 0}, first.life)
+            assert start.changed == [("a", 1, 1)]
+        assert client.progress().updates == 1
+        stream.close()
 
 
 class Leaving(Sum):

@@ -66,6 +66,13 @@ class Counting(engines.PeerToPeer):
         lp.wait_for_stop()
 
 
+def run_peers(job: engines.PeerToPeer, peers: int, **options: Any) -> None:
+    """Runs a program of peers as threads, to its end."""
+    program = lp.Program("peers")
+    job.add_to(program, peers=peers)
+    lp.launch(program, "local_mt", **options).wait()
+
+
 def _see(peers: engines.PeerToPeerClient, total: int, told: list[Any]) -> None:
     def is_done() -> bool:
         values = [peers.get(number) for number in range(10)]
@@ -148,9 +155,7 @@ class Leaving(Counting):
 
 def test_values_stay_when_peers_leave() -> None:
     Leaving.told.clear()
-    program = lp.Program("peers")
-    Leaving(4, engines.PSP(2)).add_to(program, peers=5)
-    lp.launch(program, "local_mt").wait()
+    run_peers(Leaving(4, engines.PSP(2)), 5)
     [values] = Leaving.told
     assert sum(values) == 2 * sum(4 + 3 * number for number in range(5))
 
@@ -163,9 +168,7 @@ class Ending(Counting):
 @pytest.mark.parametrize("peers", [2, 3, 5])
 def test_peers_that_end_at_the_same_time_let_each_other_go(peers: int) -> None:
     for _ in range(20):
-        program = lp.Program("peers")
-        Ending(10, engines.BSP()).add_to(program, peers=peers)
-        lp.launch(program, "local_mt").wait()
+        run_peers(Ending(10, engines.BSP()), peers)
 
 
 class Falling(Counting):
@@ -206,19 +209,19 @@ def test_no_new_ring_is_made_if_values_may_be_lost(
     replicas: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_peer, "PATIENCE_S", 0.3)
-    program = lp.Program("peers")
-    Falling(replicas, "start").add_to(program, peers=len(replicas) + (len(replicas) > 1))
     restart = lp.RestartPolicy("on_failure", max_restarts=1)
     # Which of them gives up first is not known.
     with pytest.raises(lp.NodeFailedError, match=r"peer\[0\]|values are lost"):
-        lp.launch(program, "local_mt", restart={"peer": restart}).wait()
+        run_peers(
+            Falling(replicas, "start"),
+            len(replicas) + (len(replicas) > 1),
+            restart={"peer": restart},
+        )
 
 
 def test_a_crash_of_the_first_peer_without_a_second_life_ends_the_program() -> None:
-    program = lp.Program("peers")
-    Falling([0], "start").add_to(program, peers=3)
     with pytest.raises(lp.NodeFailedError, match=r"peer\[0\](.|\n)*it falls"):
-        lp.launch(program, "local_mt").wait()
+        run_peers(Falling([0], "start"), 3)
 
 
 class FirstTwo(engines.Barrier):
@@ -249,9 +252,7 @@ class Many(Counting):
 @pytest.mark.parametrize("barrier", [FirstTwo(), engines.PSP(3)], ids=["own", "of the ring"])
 def test_more_peers_than_each_knows_are_counted_and_drawn(barrier: engines.Barrier) -> None:
     FirstTwo.asked.clear()
-    program = lp.Program("peers")
-    Many(2, barrier).add_to(program, peers=SUCCESSORS + 2)
-    lp.launch(program, "local_mt").wait()
+    run_peers(Many(2, barrier), SUCCESSORS + 2)
     assert set(FirstTwo.asked) == ({SUCCESSORS + 1} if isinstance(barrier, FirstTwo) else set())
 
 
@@ -285,10 +286,8 @@ class Broken(Counting):
     ],
 )
 def test_what_goes_wrong_in_a_step_names_peer_step_and_key(way: str, message: str) -> None:
-    program = lp.Program("peers")
-    Broken(way).add_to(program, peers=2)
     with pytest.raises(lp.NodeFailedError, match=message):
-        lp.launch(program, "local_mt").wait()
+        run_peers(Broken(way), 2)
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,16 @@ def test_a_batch_is_divided_along_the_first_dimension() -> None:
     np.testing.assert_array_equal(second["y"][0], [2, 3])
 
 
-def test_a_batch_that_cannot_be_divided_evenly_is_named() -> None:
-    with pytest.raises(replicas.InputSplitError, match=r"\['x'\] of the batch has 5 examples"):
-        split_leading({"x": np.zeros((5, 2))}, 2)
-
-
-def test_a_number_cannot_be_divided() -> None:
-    with pytest.raises(replicas.InputSplitError, match=r"no first dimension.*input_split_fn"):
-        split_leading([np.zeros(2), 3.0], 2)
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"x": np.zeros((5, 2))}, r"\['x'\] of the batch has 5 examples"),
+        ([np.zeros(2), 3.0], "no first dimension.*input_split_fn"),
+    ],
+)
+def test_a_batch_that_cannot_be_divided_is_named(batch: Any, message: str) -> None:
+    with pytest.raises(replicas.InputSplitError, match=message):
+        split_leading(batch, 2)
 
 
 def test_each_replica_of_a_worker_gets_its_part_of_each_batch_until_the_end() -> None:

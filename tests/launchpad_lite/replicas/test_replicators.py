@@ -131,18 +131,6 @@ def test_replicas_without_input_join_the_steps_of_the_others(lengths: tuple[int,
             assert results == [pytest.approx(expected)] * len(there)
 
 
-def test_replicas_of_one_worker_share_the_input_of_each_run() -> None:
-    def work(repl: replicas.Replicator) -> Any:
-        def run(first: int) -> Any:
-            batch = np.arange(first, first + 4)
-            return list(repl.run(np.ndarray.tolist, lambda index, step: [batch]))
-
-        return [run(0), run(10)]
-
-    results = replicas.MultiGpuReplicator(num_gpus=2).launch(work, launcher="test_mt")
-    assert results == [[[[[0, 1], [2, 3]]], [[[10, 11], [12, 13]]]]] * 2
-
-
 @pytest.mark.parametrize(
     "repl",
     [

@@ -20,6 +20,7 @@ from launchers.host.sweep import children_of
 from launchpad_lite import search
 from launchpad_lite.process.agent_process import agent_ahead
 from tests.courier.waiting import wait_until
+from tests.launchpad_lite.conftest import Run
 from tests.launchpad_lite.search.tasks_for_tests import QUICK, climb, fail, square
 
 
@@ -312,9 +313,8 @@ def test_a_call_that_is_killed_ends_its_worker_and_another_one_comes():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [0, 1])
-def test_a_script_without_shutdown_finishes_its_work_and_ends(tmp_path: Path, code: int):
-    script = tmp_path / "forgets.py"
-    script.write_text(
+def test_a_script_without_shutdown_finishes_its_work_and_ends(run_script: Run, code: int):
+    ended = run_script(
         "import sys, time\n"
         "from launchpad_lite import search\n"
         "def work(x):\n"
@@ -323,10 +323,8 @@ def test_a_script_without_shutdown_finishes_its_work_and_ends(tmp_path: Path, co
         "if __name__ == '__main__':\n"
         "    executor = search.Executor(workers=1)\n"
         "    futures = [executor.submit(work, x) for x in range(3)]\n"
-        "    1 / (1 - int(sys.argv[1]))\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, script, str(code)], capture_output=True, text=True, timeout=30, check=False
+        "    1 / (1 - int(sys.argv[1]))\n",
+        str(code),
     )
     assert ended.returncode == code
     assert [line[-1] for line in ended.stdout.splitlines() if "did" in line] == ["0", "1", "2"]

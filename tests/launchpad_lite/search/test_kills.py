@@ -35,16 +35,9 @@ class Played:
         brokers: int = 2,
         kills: int = 20,
     ) -> None:
-        """Runs it.
+        """Runs it: so many tasks, of `pause_s` each; a node of the groups is killed `every_s`.
 
-        Args:
-            tmp_path: For all its files.
-            groups: Whose nodes are killed.
-            total: Number of tasks.
-            pause_s: How long each takes.
-            every_s: Between two kills.
-            brokers: How many.
-            kills: At most; where nodes start slowly, more of them would keep the rest from working.
+        At most so many `kills`: where nodes start slowly, more would keep the rest from working.
         """
         self.kills: collections.Counter[str] = collections.Counter()
         notes = tmp_path / "notes"

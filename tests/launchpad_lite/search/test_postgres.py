@@ -1,6 +1,7 @@
 """Where brokers keep their tasks: in a database, where they take over from each other."""
 
 import collections
+import contextlib
 import functools
 import os
 import signal
@@ -203,10 +204,9 @@ def test_a_broker_takes_over_from_one_that_is_killed_under_load(url: str, tmp_pa
 
 
 def test_a_second_search_is_refused_by_what_holds_the_database(url: str) -> None:
-    with PostgresStoreInUse(url) as held, pytest.raises(StoreInUseError) as refused:
+    with store_in_use(url), pytest.raises(StoreInUseError) as refused:
         search.run(Tasks(), database=url, launcher="local_mt", timing=QUICK)
     assert f"another search uses it, by held, process {os.getpid()} on " in str(refused.value)
-    held.store.close()
     run = functools.partial(search.run, database=url, launcher="local_mt", timing=QUICK, workers=1)
     for _ in range(2):  # a search that has ended holds nothing
         assert run(Tasks(Call(abs, -1))).model.results == [1]
@@ -249,22 +249,20 @@ def test_tasks_of_a_search_whose_folder_is_another_one_are_given_up(
     assert search.load(tmp_path).state == "complete"
 
 
-class PostgresStoreInUse:
-    """Shows that a broker is there, again and again."""
+@contextlib.contextmanager
+def store_in_use(url: str) -> Iterator[PostgresStore]:
+    """Has a broker show that it is there, again and again."""
+    store, ended = PostgresStore(url, "held"), threading.Event()
 
-    def __init__(self, url: str) -> None:
-        self.store = PostgresStore(url, "held")
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat)
+    def beat() -> None:
+        while not ended.wait(0.1):
+            store.beat()
 
-    def _beat(self) -> None:
-        while not self._ended.wait(0.1):
-            self.store.beat()
-
-    def __enter__(self) -> "PostgresStoreInUse":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield store
+    finally:
+        ended.set()
+        thread.join()
+        store.close()
