@@ -612,35 +612,30 @@ def test_a_long_stage_prints_a_line_now_and_then_without_a_terminal(
     assert "2/2 items(4) → count\n" in capsys.readouterr().err
 
 
-_SENT: list[str] = []
 _LOCK = threading.Lock()
-
-
-class Sent:
-    def __reduce__(self) -> Any:
-        _SENT.append("once more")
-        return Sent, ()
-
-
-def test_a_broadcast_reaches_each_worker_once() -> None:
-    _SENT.clear()
-    with engines.MapReduce(2, launcher="local_mt") as mr:
-        value = mr.broadcast([Sent(), {3, 5}])
-        for _ in range(4):
-            assert mr.load(range(100)).filter(lambda x: x in value.value[1]).collect() == [3, 5]
-    assert len(_SENT) <= 2
 
 
 class Held:
     """Something whose copies in this process can be counted."""
 
     alive: "weakref.WeakSet[Held]" = weakref.WeakSet()
+    sent = 0
 
     def __init__(self) -> None:
         self.alive.add(self)
 
     def __reduce__(self) -> Any:
+        Held.sent += 1
         return Held, ()
+
+
+def test_a_broadcast_reaches_each_worker_once() -> None:
+    Held.sent = 0
+    with engines.MapReduce(2, launcher="local_mt") as mr:
+        value = mr.broadcast([Held(), {3, 5}])
+        for _ in range(4):
+            assert mr.load(range(100)).filter(lambda x: x in value.value[1]).collect() == [3, 5]
+    assert Held.sent <= 2
 
 
 def test_workers_drop_a_broadcast_that_nobody_refers_to() -> None:
