@@ -681,7 +681,6 @@ def test_workers_drop_a_broadcast_that_nobody_refers_to() -> None:
         (lambda d: d.filter(lambda _: False).reduce(max), engines.EmptyError, "has no items"),
         (lambda d: d.filter(lambda _: False).first(), engines.EmptyError, "has no items"),
         (lambda d: d.filter(lambda _: False).mean(), engines.EmptyError, "has no items"),
-        (lambda d: d.cogroup([1]), TypeError, "expected a Dataset"),
         (lambda d: d.map(None), TypeError, "map takes a function, not None"),
         (
             lambda d: d.map(int, on_error="skip"),

@@ -370,22 +370,22 @@ def regress_with_torch(repl: Any, make: Callable[[Any], Any], steps: int) -> Any
     with repl.context():
         torch.manual_seed(repl.replica_id)
         model = torch.nn.Linear(3, 1)
-        optimizer = repl.wrap_optimizer(make(model))
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, steps // 2, 0.2)
+        optimizers = [repl.wrap_optimizer(each) for each in make(model)]
+    schedulers = [torch.optim.lr_scheduler.StepLR(each, steps // 2, 0.2) for each in optimizers]
     repl.keep(model=model)
 
     def step_fn(batch: Batch) -> float:
         features, targets = (torch.as_tensor(each, dtype=torch.float32) for each in batch)
         loss = ((model(features)[:, 0] - targets) ** 2).mean()
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
-        optimizer.step()
-        scheduler.step()
+        for each in (*optimizers, *schedulers):
+            each.step()
         return loss.item()
 
     for _ in repl.run(step_fn, batches, steps=steps):
         pass
-    assert not optimizer.state  # it is on the servers
+    assert not any(each.state for each in optimizers)  # it is on the servers
     weights = [parameter.detach().numpy().ravel() for parameter in model.parameters()]
     return np.concatenate(weights), repl.staleness()
 
@@ -393,21 +393,32 @@ def regress_with_torch(repl: Any, make: Callable[[Any], Any], steps: int) -> Any
 def sgd(model: Any) -> Any:
     import torch
 
-    return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.5)
+    return [torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.5)]
+
+
+def one_each(model: Any) -> Any:
+    import torch
+
+    return [torch.optim.SGD([each], lr=0.02, momentum=0.5) for each in model.parameters()]
 
 
 def adam(model: Any) -> Any:
     import torch
 
     groups = [{"params": [model.weight], "lr": 0.1}, {"params": [model.bias]}]
-    return torch.optim.Adam(groups, lr=0.05)
+    return [torch.optim.Adam(groups, lr=0.05)]
 
 
 @needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "steps", "servers", "launcher"),
-    [(sgd, 80, 2, "test_mp"), (sgd, 80, 1, "test_mt"), (adam, 120, 2, "test_mt")],
+    [
+        (sgd, 80, 2, "test_mp"),
+        (sgd, 80, 1, "test_mt"),
+        (adam, 120, 2, "test_mt"),
+        (one_each, 80, 2, "test_mt"),
+    ],
 )
 def test_replicas_of_pytorch_find_the_weights_together(
     make: Callable[[Any], Any], steps: int, servers: int, launcher: str
@@ -429,7 +440,7 @@ def test_one_replica_of_pytorch_does_what_the_optimizer_does_alone() -> None:
     )
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 1)
-    optimizer = adam(model)
+    (optimizer,) = adam(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 15, 0.2)
     batch = batches(0)
     for _ in range(30):
@@ -440,35 +451,3 @@ def test_one_replica_of_pytorch_does_what_the_optimizer_does_alone() -> None:
         scheduler.step()
     expected = [parameter.detach().numpy().ravel() for parameter in model.parameters()]
     assert weights.tolist() == np.concatenate(expected).tolist()
-
-
-def play(repl: Any) -> Any:
-    """Two optimizers that alternate, as in a GAN; one of them steps twice."""
-    import torch
-
-    left, right = (torch.nn.Parameter(torch.tensor([start])) for start in (4.0, -3.0))
-    first, second = (
-        repl.wrap_optimizer(torch.optim.SGD([each], lr=0.05)) for each in (left, right)
-    )
-
-    def step_fn() -> None:
-        first.zero_grad()
-        ((left - right.detach() - 1) ** 2).sum().backward()
-        first.step()
-        for _ in range(2):
-            second.zero_grad()
-            ((right + left.detach() - 3) ** 2).sum().backward()
-            second.step()
-
-    for _ in repl.run(step_fn, steps=100):
-        pass
-    return left.item(), right.item()
-
-
-@needs_torch
-@pytest.mark.slow
-def test_two_optimizers_of_pytorch_alternate() -> None:
-    repl = replicas.MultiWorkerAsyncReplicator(2, servers=2)
-    for left, right in repl.launch(play, launcher="test_mt"):
-        assert left == pytest.approx(2, abs=0.01)
-        assert right == pytest.approx(1, abs=0.01)

@@ -25,33 +25,40 @@ from tests.courier.grpc_client import GrpcClient
 _GIVES_UP_S = 30.0
 
 
-class _Server:
-    """A server that may be started again: says hello again when it has to."""
+class GrpcMember:
+    """Asks the servers of a search, also those that were started again."""
 
-    def __init__(self, address: str, secret: courier.Secret) -> None:
-        self._address, self._secret = address, secret
-        self._client: GrpcClient | None = None
-
-    def ask(self, path: str, request: Any, reply: Any, wait_s: float = 0.0) -> Any:
-        try:
-            if self._client is None:
-                self._client = GrpcClient(self._address, self._secret)
-                if not self._client.is_trusted:
-                    sys.exit("error: the server does not prove the secret")
-            found = self._client.ask(f"/search.v1.{path}", request.SerializeToString(), wait_s + 10)
-        except grpc.RpcError:
-            self._client = None
-            raise
-        return reply.FromString(found)
-
-
-class _Worker:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, name: str) -> None:
         info = json.loads(path.read_text())
         self._secret = courier.Secret(bytes.fromhex(info["secret"]))
-        self._names = _Server(info["address"], self._secret)
-        self._me = pb.Worker(name=f"words-{os.getpid()}", life=uuid.uuid4().hex)
-        self._broker: tuple[str, _Server] | None = None
+        self._clients: dict[str, GrpcClient] = {}
+        self.names = info["address"]
+        self.me = pb.Worker(name=name, life=uuid.uuid4().hex)
+
+    def ask(self, address: str, path: str, request: Any, timeout_s: float = 30.0) -> Any:
+        """Calls a method, as `Broker/Work`."""
+        try:
+            if address not in self._clients:
+                self._clients[address] = GrpcClient(address, self._secret)
+                if not self._clients[address].is_trusted:
+                    sys.exit("error: the server does not prove the secret")
+            client = self._clients[address]
+            reply = client.ask(f"/search.v1.{path}", request.SerializeToString(), timeout_s)
+        except grpc.RpcError:
+            self._clients.pop(address, None)
+            raise
+        kind = type(request).__name__.replace("Request", "Reply")
+        return getattr(pb, kind).FromString(reply)
+
+    def close(self) -> None:
+        for each in self._clients.values():
+            each.close()
+
+
+class _Worker(GrpcMember):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, f"words-{os.getpid()}")
+        self._broker = ""
         self._task: Any = None
         self._outcomes: list[Any] = []
         self._stop = threading.Event()
@@ -68,30 +75,26 @@ class _Worker:
             except grpc.RpcError:
                 if time.monotonic() - heard_at > _GIVES_UP_S:
                     raise
-                self._broker = None
+                self._broker = ""
                 time.sleep(0.1)
         if _FAULT != "vanishes":
-            request = pb.LeaveRequest(worker=self._me, outcomes=self._outcomes)
+            request = pb.LeaveRequest(worker=self.me, outcomes=self._outcomes)
             with contextlib.suppress(grpc.RpcError):
-                if self._broker is not None:
-                    self._broker[1].ask("Broker/Leave", request, pb.LeaveReply)
-            self._names.ask("NameServer/Leave", pb.LeaveRequest(worker=self._me), pb.LeaveReply)
+                if self._broker:
+                    self.ask(self._broker, "Broker/Leave", request)
+            self.ask(self.names, "NameServer/Leave", pb.LeaveRequest(worker=self.me))
 
     def _register(self) -> Any:
-        return self._names.ask(
-            "NameServer/Register", pb.RegisterRequest(worker=self._me), pb.RegisterReply
-        )
+        return self.ask(self.names, "NameServer/Register", pb.RegisterRequest(worker=self.me))
 
     def _work(self, wait_s: float) -> None:
-        if self._broker is None:
-            place = self._names.ask(
-                "NameServer/Place", pb.PlaceRequest(worker=self._me), pb.PlaceReply
-            )
-            self._broker = place.broker, _Server(place.address, self._secret)
+        if not self._broker:
+            request = pb.PlaceRequest(worker=self.me)
+            self._broker = self.ask(self.names, "NameServer/Place", request).address
         request = pb.WorkRequest(
-            worker=self._me, outcomes=self._outcomes, kinds=["words"], count=1, wait_s=wait_s
+            worker=self.me, outcomes=self._outcomes, kinds=["words"], count=1, wait_s=wait_s
         )
-        reply = self._broker[1].ask("Broker/Work", request, pb.WorkReply, wait_s)
+        reply = self.ask(self._broker, "Broker/Work", request, wait_s + 10)
         self._outcomes = []
         self.is_over |= reply.is_over
         for self._task in reply.assignments:
@@ -115,18 +118,18 @@ class _Worker:
         while True:
             time.sleep(beat_s)
             with contextlib.suppress(grpc.RpcError):
-                if self._broker is not None:
+                if self._broker:
                     held = [
                         pb.Held(id=each.id, token=each.token)
                         for each in (self._task, *self._outcomes)
                         if each is not None
                     ]
-                    request = pb.BeatRequest(worker=self._me, held=held)
-                    stops = self._broker[1].ask("Broker/Beat", request, pb.BeatReply).stops
+                    request = pb.BeatRequest(worker=self.me, held=held)
+                    stops = self.ask(self._broker, "Broker/Beat", request, 10).stops
                     if self._task is not None and self._task.id in stops and _FAULT != "stops":
                         self._stop.set()
-                request = pb.PresenceRequest(worker=self._me)
-                reply = self._names.ask("NameServer/Beat", request, pb.PresenceReply)
+                request = pb.PresenceRequest(worker=self.me)
+                reply = self.ask(self.names, "NameServer/Beat", request, 10)
                 self.is_over |= reply.is_over
                 if not reply.is_known:
                     self._register()

@@ -24,15 +24,6 @@ def searching(
     model: Model, folder: Path, *, launcher: str = "test_mt", workers: int = 0, **options: Any
 ) -> Iterator[Any]:
     """Runs a search in a block; gives a client of its model."""
-    with launched(model, folder, launcher, workers, **options) as (_, search):
-        yield search
-
-
-@contextlib.contextmanager
-def launched(
-    model: Model, folder: Path, launcher: str, workers: int, **options: Any
-) -> "Iterator[tuple[lp.RunningProgram, Any]]":
-    """Runs a search in a block; gives its program, and a client of its model."""
     program = lp.Program("searched")
     timing = Timing()
     parts = add_parts(
@@ -49,7 +40,7 @@ def launched(
     running = lp.launch(program, launcher, restart=dict.fromkeys(groups, RESTART))
     try:
         wait_until((folder / JOIN_FILE).exists)
-        yield running, handle.dereference()
+        yield handle.dereference()
     finally:
         running.stop()
         running.wait()

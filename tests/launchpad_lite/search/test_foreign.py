@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,71 +27,44 @@ from launchpad_lite.search.models import TrialState
 from launchpad_lite.search.name_server import NameServer
 from launchpad_lite.search.tasks import Call, Foreign
 from tests.courier.certificates import Authority
-from tests.courier.grpc_client import GrpcClient
 from tests.courier.waiting import wait_until
+from tests.launchpad_lite.search.grpc_worker import GrpcMember
 from tests.launchpad_lite.search.searches import ROOT, output_of, searching
 from tests.launchpad_lite.search.tasks_for_tests import Tasks, square
 
 
-class ForeignWorker:
-    """A worker that knows nothing but `search.proto`."""
+class ForeignWorker(GrpcMember):
+    """A worker that does what a test says."""
 
     def __init__(self, folder: Path, name: str = "foreign") -> None:
-        fields = json.loads((folder / JOIN_FILE).read_text())
-        self._secret = courier.Secret(bytes.fromhex(fields["secret"]))
-        self._clients: list[GrpcClient] = []
-        self.names = self._connect(fields["address"])
-        self.me = pb.Worker(name=name, life=uuid.uuid4().hex)
-        self.ask(self.names, "NameServer", "Register", pb.RegisterRequest(worker=self.me))
-        place = self._placed()
-        self.broker = self._connect(place.address)
-        self.broker_name = place.broker
-
-    def _connect(self, address: str) -> GrpcClient:
-        self._clients.append(GrpcClient(address, self._secret))
-        assert self._clients[-1].is_trusted
-        return self._clients[-1]
-
-    def _placed(self) -> Any:
-        while not (
-            place := self.ask(self.names, "NameServer", "Place", pb.PlaceRequest(worker=self.me))
-        ).broker:
+        super().__init__(folder / JOIN_FILE, name)
+        self.ask(self.names, "NameServer/Register", pb.RegisterRequest(worker=self.me))
+        request = pb.PlaceRequest(worker=self.me)
+        while not (place := self.ask(self.names, "NameServer/Place", request)).broker:
             time.sleep(0.01)
-        return place
-
-    def ask(
-        self, client: GrpcClient, service: str, method: str, request: Any, timeout: float = 30
-    ) -> Any:
-        path = f"/search.v1.{service}/{method}"
-        reply = client.ask(path, request.SerializeToString(), timeout)
-        kind = type(request).__name__.replace("Request", "Reply")
-        return getattr(pb, kind).FromString(reply)
+        self.broker, self.broker_name = place.address, place.broker
 
     def work(self, *outcomes: Any, held: "tuple[str, ...]" = (), wait_s: float = 10) -> Any:
         request = pb.WorkRequest(
             worker=self.me, held=held, outcomes=outcomes, kinds=["js"], count=1, wait_s=wait_s
         )
-        return self.ask(self.broker, "Broker", "Work", request)
+        return self.ask(self.broker, "Broker/Work", request)
 
     def beat(self, *assignments: Any, progress: "tuple[Any, ...]" = ()) -> "list[str]":
         held = [pb.Held(id=each.id, token=each.token) for each in assignments]
         request = pb.BeatRequest(worker=self.me, held=held, progress=progress)
-        return list(self.ask(self.broker, "Broker", "Beat", request).stops)
+        return list(self.ask(self.broker, "Broker/Beat", request).stops)
 
     def show(self) -> tuple[bool, bool]:
         """Returns whether it is known, and whether the search is over."""
         presence = pb.PresenceRequest(worker=self.me, broker=self.broker_name)
-        reply = self.ask(self.names, "NameServer", "Beat", presence)
+        reply = self.ask(self.names, "NameServer/Beat", presence)
         return reply.is_known, reply.is_over
 
     def leave(self, *outcomes: Any) -> None:
         request = pb.LeaveRequest(worker=self.me, outcomes=outcomes)
-        self.ask(self.broker, "Broker", "Leave", request)
-        self.ask(self.names, "NameServer", "Leave", request)
-
-    def close(self) -> None:
-        for each in self._clients:
-            each.close()
+        self.ask(self.broker, "Broker/Leave", request)
+        self.ask(self.names, "NameServer/Leave", request)
 
 
 def done(assignment: Any, payload: bytes) -> Any:
@@ -199,7 +171,7 @@ def test_a_worker_that_gives_up_while_its_task_is_stored_harms_nobody(
         wait_until(lambda: written)  # the task
         request = pb.WorkRequest(worker=worker.me, kinds=["js"], count=1)
         with pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
-            worker.ask(worker.broker, "Broker", "Work", request, timeout=0.1)
+            worker.ask(worker.broker, "Broker/Work", request, 0.1)
         (task,) = worker.work().assignments
         assert worker.work(done(task, b"2")).is_over
         worker.leave()
@@ -210,7 +182,7 @@ def test_a_message_without_a_name_is_refused(tmp_path: Path, come: Come) -> None
     with searching(Tasks(Foreign("js", b"1")), tmp_path):
         worker = come()
         with pytest.raises(grpc.RpcError, match="a worker has a name and a life"):
-            worker.ask(worker.broker, "Broker", "Work", pb.WorkRequest(count=1))
+            worker.ask(worker.broker, "Broker/Work", pb.WorkRequest(count=1))
         with pytest.raises(grpc.RpcError, match="the outcome of task x has no state"):
             worker.work(pb.Outcome(id="x"))
 
