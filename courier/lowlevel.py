@@ -319,8 +319,8 @@ def awaited_call(frame: FrameType) -> AwaitedCall | None:
         server, _, method = (where := values["call"].where).rpartition(": ")
         is_limited = getattr(values["call"], "deadline", None) is not None
         return AwaitedCall(server.partition(" (")[0], method, where, is_limited)
-    elif frame.f_code is PoolCall.refusal.__code__:
-        connection, method = values["member"].connection, values["self"].method
+    elif frame.f_code is PoolCall.is_refused.__code__:
+        connection, method = values["self"].member.connection, values["self"].method
     elif frame.f_code is PoolCall.run.__code__:  # no server can be reached; any other would do, too
         call: PoolCall = values["self"]
         connection, method, is_limited = call.pool._members[0].connection, call.method, True

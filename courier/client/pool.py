@@ -153,8 +153,8 @@ class _PoolView(_Methods, Callee):
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         begin = functools.partial(PoolCall, self._pool, self._key, method, args, kwargs)
         if self._way is Aio:
-            return AioCall(answer_to(lambda: begin().start(_AioPoolFuture)), method)
-        return begin().run() if self._way is Client else begin().start(_PoolFuture)
+            return AioCall(answer_to(lambda: _AioPoolFuture(begin())), method)
+        return begin().run() if self._way is Client else _PoolFuture(begin())
 
 
 class Pool(_PoolView, Generic[T]):
@@ -327,16 +327,19 @@ class PoolCall:
         self._args = args
         self._kwargs = kwargs
         self._began_at = time.monotonic()
-        self._asked_at = self._began_at
         self._has_begun = False
+        #: Of the servers, the one that was asked last; when; and why others did not run the call.
+        self.member: _PoolMember
+        self._asked_at: float
+        self._refusals: list[CourierError]
 
-    def ask(self, member: _PoolMember, *, blocking: bool) -> PendingCall:
+    def _ask(self, member: _PoolMember, *, blocking: bool) -> PendingCall:
         if not self._has_begun:
             # Checked only here, in the thread and context of the caller: a call that began
             # continues.
             member.connection.check_calling(self.method)
             self._has_begun = True
-        self._asked_at = time.monotonic()
+        self.member, self._asked_at = member, time.monotonic()
         left_s = self._left_s(member)
         # Does not wait, so that the pool learns at once that a server is away, and asks another
         # one.
@@ -349,16 +352,18 @@ class PoolCall:
             waits=False,
         )
 
-    def refusal(self, pending: PendingCall, member: _PoolMember) -> CourierError | None:
-        """Waits for a server; returns why the call was not run, if another one may be asked."""
+    def is_refused(self, pending: PendingCall) -> bool:
+        """Waits for the server that was asked; returns whether another one is to be asked."""
+        member = self.member
+        refusal: CourierError | None = None
         try:
             pending.wait()
         except ServerUnreachableError as error:
             member.mark_down(self._asked_at)
-            return error
+            refusal = error
         except ServerBusyError as error:
             member.mark_there()
-            return error if self._key is None else None
+            refusal = error if self._key is None else None
         except ServerLostError:
             member.mark_there()
             member.mark_down(math.inf)
@@ -366,45 +371,40 @@ class PoolCall:
             pass
         else:
             member.mark_there()
-        return None  # reading the answer raises it
-
-    def start(self, kind: "type[F]") -> "F":
-        """Asks one server; returns at once. If it refuses, the future goes on with another one."""
-        member = self.pool._order(self._key)[0]
-        return kind(self, member, self.ask(member, blocking=False))
+        if refusal is None:
+            return False  # reading the answer raises its error
+        self._refusals.append(refusal.with_traceback(None))
+        return True
 
     def run(self) -> Any:
-        attempts = self.attempts(blocking=True)
-        while True:
-            try:
+        with contextlib.closing(self.attempts(blocking=True)) as attempts:
+            while True:
                 step = next(attempts)
-            except StopIteration as end:
-                return end.value
-            if isinstance(step, float):
-                time.sleep(step)
+                if isinstance(step, float):
+                    time.sleep(step)
+                elif not self.is_refused(step):
+                    return self.member.connection.finish(step)
 
-    def attempts(self, *, blocking: bool) -> Generator[PendingCall | float, None, Any]:
-        """Asks one server after the other; yields sent calls, or seconds, to wait for."""
+    def attempts(self, *, blocking: bool) -> Generator[PendingCall | float, None, None]:
+        """Asks one server after the other; yields sent calls, or seconds to wait for.
+
+        Goes on after a call that `is_refused`; ends when it is closed, or raises.
+        """
         while True:
-            refusals: list[CourierError] = []
+            self._refusals = []
             for member in self.pool._order(self._key):
-                if refusals and self._left_s(member) <= 0:
+                if self._refusals and self._left_s(member) <= 0:
                     continue
                 # The time before the call: another answer may come while this one is refused.
                 is_starting = member.is_starting
                 self.pool._count(member, 1)
                 try:
-                    pending = self.ask(member, blocking=blocking)
-                    yield pending
-                    refusal = self.refusal(pending, member)
-                    if refusal is None:
-                        return member.connection.finish(pending)
-                    refusals.append(refusal)
+                    yield self._ask(member, blocking=blocking)
                 finally:
                     self.pool._count(member, -1)
                 if self._key is not None and is_starting:
                     break
-            yield self._pause_s(refusals)
+            yield self._pause_s(self._refusals)
 
     def _pause_s(self, refusals: Sequence[CourierError]) -> float:
         """Returns how long to wait if a client would wait for its server; raises otherwise."""
@@ -426,30 +426,21 @@ class PoolCall:
 class _PoolFuture(CallFuture):
     """A call to one server; continues with another one if it was not run."""
 
-    _attempts: Generator[PendingCall | float, None, Any]
-
-    def __init__(self, call: PoolCall, member: _PoolMember, pending: PendingCall) -> None:
+    def __init__(self, call: PoolCall) -> None:
         self._call = call
-        self._member = member
-        call.pool._count(member, 1)
-        super().__init__(member.connection, pending, call.method)
-
-    def follow(self, pending: PendingCall) -> None:
-        try:
-            # In one step, as `cancel` may take it out at any time.
-            self._pending[0] = pending
-        except IndexError:
-            pending.cancel()
+        self._attempts = call.attempts(blocking=False)
+        pending = next(self._attempts)
+        assert isinstance(pending, PendingCall)
+        super().__init__(call.member.connection, pending, call.method)
 
     def _settle(self, pending: PendingCall) -> None:
-        self._call.pool._count(self._member, -1)
-        if self._call.refusal(pending, self._member) is None:
-            super()._settle(pending)
-        else:
-            self._attempts = self._call.attempts(blocking=False)
+        if self._call.is_refused(pending):
             self._go_on_aside()
+        else:
+            self._attempts.close()
+            super()._settle(pending)
 
-    def _go_on_aside(self, _: object = None) -> None:
+    def _go_on_aside(self) -> None:
         # Asking another server may block, and this thread reads all answers.
         self._connection.run_aside(self._go_on)
 
@@ -462,21 +453,19 @@ class _PoolFuture(CallFuture):
             step = next(self._attempts)
             if isinstance(step, float):
                 clock.call_at(time.monotonic() + step, self._go_on_aside)
-            else:
-                self.follow(step)
-                step.when_done(self._go_on_aside)
-                step.hurry()
-            return
-        except StopIteration as end:
-            outcome = functools.partial(self.set_result, end.value)
+                return
+            self._connection = self._call.member.connection
+            try:
+                # In one step, as `cancel` may take it out at any time.
+                self._pending[0] = step
+            except IndexError:
+                step.cancel()
+            step.when_done(self._settle)
+            step.hurry()
         except BaseException as error:  # noqa: BLE001 - the future gets it
-            outcome = functools.partial(self.set_exception, error)
-        with contextlib.suppress(concurrent.futures.InvalidStateError):  # cancelled
-            outcome()
-        self._pending.clear()
-
-
-F = TypeVar("F", bound=_PoolFuture)
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # cancelled
+                self.set_exception(error)
+            self._pending.clear()
 
 
 class _AioPoolFuture(AioFuture, _PoolFuture):
