@@ -4,7 +4,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 F = TypeVar("F")
 M = TypeVar("M", bound=Callable[..., Any])
@@ -59,16 +59,19 @@ def idempotent(method: F) -> F:
 def is_idempotent(method: Callable[..., Any]) -> bool:
     # The `__call__` of a function that is served itself.
     owner = method.__self__ if isinstance(method, types.MethodWrapperType) else method
+    return _mark_of(owner, _IDEMPOTENT) is True
+
+
+def _mark_of(owner: object, name: str) -> object:
+    """Returns a mark, if it can be read. Check its type: some objects have every attribute."""
     try:
-        # Compared, because some objects have every attribute.
-        return getattr(owner, _IDEMPOTENT, False) is True
-    except Exception:  # noqa: BLE001 - without a readable mark, it is not harmless
-        return False
+        return getattr(owner, name, None)
+    except Exception:  # noqa: BLE001 - it is code of users
+        return None
 
 
-class _GrpcService(NamedTuple):
-    name: str
-    methods: tuple[str, ...]
+class _GrpcPaths(list[str]):
+    """The paths of the gRPC calls that a method answers."""
 
 
 def grpc_service(name: str, *methods: str) -> Callable[[M], M]:
@@ -97,18 +100,12 @@ def grpc_service(name: str, *methods: str) -> Callable[[M], M]:
         raise ValueError(f"not names of a gRPC service and its methods: {name!r}, {methods!r}")
 
     def mark(method: M) -> M:
-        setattr(method, _SERVICE, _GrpcService(name, methods))
+        setattr(method, _SERVICE, _GrpcPaths(f"/{name}/{each}" for each in methods))
         return method
 
     return mark
 
 
 def grpc_paths(method: Callable[..., Any]) -> list[str]:
-    try:
-        service = getattr(method, _SERVICE, None)
-    except Exception:  # noqa: BLE001 - without a readable mark, it answers none
-        return []
-    # Some objects have every attribute.
-    if not isinstance(service, _GrpcService):
-        return []
-    return [f"/{service.name}/{each}" for each in service.methods]
+    paths = _mark_of(method, _SERVICE)
+    return paths if isinstance(paths, _GrpcPaths) else []
