@@ -9,7 +9,7 @@ from typing import Any
 
 from courier.errors import RemoteError, SerializationError
 from courier.values.parcel import MadeWhenLoaded, Parcel, can_pickle, pack, unpack
-from courier.values.texts import MOST_CHARACTERS, joined, said_by, shortened
+from courier.values.texts import MOST_CHARACTERS, said_by, shortened
 
 #: Characters of each exception in a traceback, so that all of a chain have room.
 _PART = MOST_CHARACTERS // 4
@@ -70,7 +70,7 @@ class ExceptionReport:
         """Describes an exception by its type and place, as `of`, but runs none of its code."""
         frames = _traceback.format_tb(_skipped(error, skip_frames))
         last = f"{_name(error)}: {_UNSAID}\n"
-        traceback = joined(["Traceback (most recent call last):\n", *frames, last])
+        traceback = "".join(["Traceback (most recent call last):\n", *frames, last])
         return cls(_name(error), _UNSAID, traceback, None)
 
     @classmethod
@@ -80,7 +80,7 @@ class ExceptionReport:
             return cls(
                 _name(error),
                 said_by(error),
-                joined(_lines(error, _skipped(error, skip_frames))),
+                "".join(_lines(error, _skipped(error, skip_frames))),
                 None,
                 tuple(_name(cause) for cause in _causes(error)),
             )
