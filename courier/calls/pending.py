@@ -8,6 +8,7 @@ from time import perf_counter
 from courier.calls.outcomes import Items, Kind, Outcome, Value
 from courier.calls.records import MethodNumbers, how_ended
 from courier.errors import CallCancelledError, CallTimeoutError, CourierError
+from courier.threads import clock
 
 
 class PendingCall:
@@ -32,6 +33,8 @@ class PendingCall:
     began = 0.0
     #: Whether its time is over, and its server has a moment to say why.
     is_late = False
+    #: Whether the clock ends it, too.
+    is_timed = False
 
     def __init__(self, method: str, timeout_s: float | None, *, is_shared: bool) -> None:
         """Begins to count the time. `is_shared`: no thread waits for it at once."""
@@ -133,5 +136,7 @@ class PendingCall:
         if self.record and how != Items.kind:
             self.numbers.end(self.record, self.began, 0.0, how)
         self._note_end()
+        if self.is_timed:
+            clock.look()
         self._call_back()
         return ends_with is outcome

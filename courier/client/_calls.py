@@ -17,7 +17,6 @@ from courier.errors import (
     ProtocolError,
     ServerLostError,
 )
-from courier.threads import clock
 from courier.values.parcel import NO_PARCEL, Parcel
 from courier.wire.frames import Frame, call_meta, item_weight
 
@@ -62,8 +61,6 @@ class WireCall(PendingCall, Exchange):
     _repeats = 0
     #: Whether it waits for a server that is not there; None: as the client does.
     waits: bool | None = None
-    #: Whether the clock ends it, too.
-    is_timed = False
 
     def __init__(
         self,
@@ -248,8 +245,6 @@ class WireCall(PendingCall, Exchange):
             self._lane.forget(self)
         elif not isinstance(self.outcome, Items):
             link.forget(self.number)
-        if self.is_timed:
-            clock.look()
         if self.gates:
             self.wake()
 

@@ -19,7 +19,7 @@ from courier.calls.pending import PendingCall
 from courier.calls.records import MethodNumbers, how_ended
 from courier.client.options import ClientOptions
 from courier.errors import CourierError, ServerLostError
-from courier.threads import clock
+from courier.threads.clock import expire_at
 from courier.threads.handler_pool import HandlerPool
 from courier.threads.locks import Condition, Event
 from courier.values.modules import loaded_module
@@ -91,7 +91,6 @@ class LocalCall(PendingCall):
             method, f"process {os.getpid()}, which is the server's own", timeout_s
         )
         self._done: Event | None = None
-        self._is_timed = False
         self._stream: _LocalStream | None = None
         #: Whether the method has returned, but not its whole answer.
         self._is_open = False
@@ -187,9 +186,9 @@ class LocalCall(PendingCall):
         self._give_up(self.timeout_error(why=why))
 
     def hurry(self) -> None:
-        if self.deadline is not None and not self._is_timed:
-            clock.expire_at(self.deadline, self)  # first: the system may refuse its thread
-            self._is_timed = True
+        if self.deadline is not None and not self.is_timed:
+            expire_at(self.deadline, self)  # first: the system may refuse its thread
+            self.is_timed = True
 
     def lose(self, reason: str = "the server stops") -> None:
         self._give_up(ServerLostError(f"{self.where}: {reason}; the call may have run"))
@@ -208,8 +207,6 @@ class LocalCall(PendingCall):
     def _note_end(self) -> None:
         if self._done is not None:
             self._done.set()
-        if self._is_timed:
-            clock.look()
 
 
 class _LocalStream(Items):
