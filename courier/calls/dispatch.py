@@ -309,7 +309,7 @@ class Dispatcher:
             if kind is types.GeneratorType:
                 return _Generator(result, context, give)
             if kind is types.CoroutineType or kind is types.AsyncGeneratorType:
-                return self._run_async(result, call, context, give)
+                return self._run_async(result, call, give)
             # Inspecting or pickling a result runs code of its class.
             if isinstance(result, concurrent.futures.Future):
                 return Later(result, lambda done: _outcome_of(done, give))
@@ -317,18 +317,12 @@ class Dispatcher:
         except BaseException as error:  # noqa: BLE001 - the caller gets it, the server lives on
             return Failure.of(error, skip_frames=1)
 
-    def _run_async(
-        self,
-        result: Any,
-        call: CallContext,
-        context: contextvars.Context,
-        give: Callable[[Any], Any],
-    ) -> Any:
+    def _run_async(self, result: Any, call: CallContext, give: Callable[[Any], Any]) -> Any:
         if type(result) is types.AsyncGeneratorType:
             kind = _SerialGenerator if self._serial else AsyncGeneratorItems
-            return kind(result, context, give, self.tasks, call)
+            return kind(result, give, self.tasks, call)
         try:
-            future = self.tasks.submit(answer(result, give, call), context, call)
+            future = self.tasks.submit(answer(result, give, call), call)
         except BaseException:
             result.close()  # so that Python does not complain of it
             raise

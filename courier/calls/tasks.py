@@ -5,7 +5,6 @@ It runs in a thread of its own, which starts with the first task, or in that of 
 
 import concurrent.futures
 import contextlib
-import contextvars
 import logging
 import sys
 import threading
@@ -55,11 +54,12 @@ class Tasks:
         thread = self._thread
         return None if thread is None else thread.ident
 
-    def submit(
-        self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context, call: CallContext
-    ) -> "Future[Any]":
-        """Runs a coroutine as a task; the outcome is CallCancelledError if its caller cancels."""
-        task = _LoopTask(self, coroutine, context, call)
+    def submit(self, coroutine: Coroutine[Any, Any, Any], call: CallContext) -> "Future[Any]":
+        """Runs a coroutine as a task, in a copy of the present context.
+
+        The outcome is CallCancelledError if its caller cancels.
+        """
+        task = _LoopTask(self, coroutine, call)
         try:
             with self._lock:
                 if self._has_ended:
@@ -247,15 +247,10 @@ class _LoopTask:
     """A coroutine that runs, or will run. For the loop, except `future` and `cancel`."""
 
     def __init__(
-        self,
-        tasks: Tasks,
-        coroutine: Coroutine[Any, Any, Any],
-        context: contextvars.Context,
-        call: CallContext,
+        self, tasks: Tasks, coroutine: Coroutine[Any, Any, Any], call: CallContext
     ) -> None:
         self._tasks = tasks
         self._coroutine = coroutine
-        self._context = context
         self._call = call
         self._task: asyncio.Task[Any] | None = None
         self.future: Future[Any] = Future()
@@ -263,9 +258,7 @@ class _LoopTask:
     def begin(self) -> None:
         import asyncio
 
-        # In a copy of the context, which the submitting thread may still use.
-        create = asyncio.get_running_loop().create_task
-        self._task = self._context.copy().run(create, self._coroutine)
+        self._task = asyncio.get_running_loop().create_task(self._coroutine)
         self._task.add_done_callback(self._settle)
 
     def cancel(self) -> None:
@@ -329,7 +322,6 @@ class AsyncGeneratorItems(Items):
     def __init__(
         self,
         generator: AsyncGenerator[Any, Any],
-        context: contextvars.Context,
         give: Callable[[Any], Any],
         tasks: Tasks,
         call: CallContext,
@@ -339,12 +331,13 @@ class AsyncGeneratorItems(Items):
         self._generator = generator
         self._give = give
         self._tasks = tasks
-        self._asked: asyncio.Queue[Step[Any]] = asyncio.Queue()
-        self._is_over = False
+        self._asked = asyncio.Event()
+        #: That which was asked for.
         self._step: Step[Any] | None = None
+        self._is_over = False
         #: Done when the generator is to end; the call itself may have been answered long before.
         self._task = CallContext(call.method, call.peer, None)
-        tasks.submit(self._run(), context, self._task).add_done_callback(self._end)
+        tasks.submit(self._run(), self._task).add_done_callback(self._end)
         call.on_end(self.close)
 
     def next_item(self) -> Item:
@@ -370,15 +363,18 @@ class AsyncGeneratorItems(Items):
         if self._is_over:
             step.set_result(End())
         else:
-            self._asked.put_nowait(step)
+            self._step = step
+            self._asked.set()
 
     async def _run(self) -> None:
         generator = self._generator
         try:
             while True:
-                step = self._step = await self._asked.get()
+                await self._asked.wait()
+                self._asked.clear()
                 outcome = await self._next()
-                self._step = None
+                step, self._step = self._step, None
+                assert step is not None
                 step.set_result(outcome)
                 if isinstance(outcome, End | Failure):
                     return
@@ -409,9 +405,5 @@ class AsyncGeneratorItems(Items):
     def _end(self, done: "Future[Any]") -> None:
         done.exception()
         self._is_over = True
-        step, self._step = self._step, None
-        steps = [] if step is None else [step]
-        while not self._asked.empty():
-            steps.append(self._asked.get_nowait())
-        for step in steps:
-            step.set_result(End())
+        if self._step is not None:
+            self._step.set_result(End())
