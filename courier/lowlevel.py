@@ -5,7 +5,6 @@ rest is shared with the packages above: pickling, and threads that survive error
 courier imports it.
 """
 
-from collections.abc import Collection
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +16,7 @@ from courier.values.modules import loaded_module
 if TYPE_CHECKING:
     from courier.calls import records as call_records
     from courier.calls.context import CallContext
+    from courier.calls.records import call_numbers
     from courier.calls.tasks import Tasks
     from courier.client.connection import Connection
     from courier.threads.clock import require_running_clock
@@ -34,7 +34,7 @@ else:
     __getattr__, __dir__ = later(
         globals(),
         {
-            "courier.calls.records": "call_records=",
+            "courier.calls.records": "call_records= call_numbers",
             "courier.calls.tasks": "Tasks",
             "courier.threads.clock": "require_running_clock",
             "courier.threads.surviving": "surviving",
@@ -253,29 +253,6 @@ def take_stream() -> "ByteStream":
     if (connection := current_call().connection) is None:
         raise RuntimeError("this call did not come by a connection that can be taken over")
     return ByteStream(connection.take_over())
-
-
-def call_numbers(
-    scopes: Collection[object] | None = None,
-) -> dict[str, dict[str, dict[str, Any]]]:
-    """Returns how many calls this process has answered and made, by method.
-
-    `scopes`: only those of servers and clients that were made while `call_records.SCOPE` had one of
-    these values; where several nodes share a process, each has its own.
-
-    Returns:
-        `{"served": {method: numbers}, "made": {"server: method": numbers}}`. Each has `calls`,
-        `errors` (calls that ended with one), `seconds` (how long they ran, streams until their end;
-        if made: took), `running` and `queued` (now), and `delays`: how many took less than 2**k µs,
-        waiting included, and not less than half of that, for each k from 0.
-
-    Example:
-        for method, numbers in lowlevel.call_numbers()["served"].items():
-            print(method, numbers["calls"], "calls", numbers["running"], "run now")
-    """
-    from courier.calls.records import call_numbers as count
-
-    return count(scopes)
 
 
 class AwaitedCall(NamedTuple):

@@ -235,7 +235,21 @@ os.register_at_fork(after_in_child=_survive_fork)
 
 
 def call_numbers(scopes: Collection[object] | None = None) -> dict[str, dict[str, dict[str, Any]]]:
-    """Returns the numbers of all calls of this process, or of these scopes; see `lowlevel`."""
+    """Returns how many calls this process has answered and made, by method.
+
+    `scopes`: only those of servers and clients that were made while `call_records.SCOPE` had one of
+    these values; where several nodes share a process, each has its own.
+
+    Returns:
+        `{"served": {method: numbers}, "made": {"server: method": numbers}}`. Each has `calls`,
+        `errors` (calls that ended with one), `seconds` (how long they ran, streams until their end;
+        if made: took), `running` and `queued` (now), and `delays`: how many took less than 2**k µs,
+        waiting included, and not less than half of that, for each k from 0.
+
+    Example:
+        for method, numbers in lowlevel.call_numbers()["served"].items():
+            print(method, numbers["calls"], "calls", numbers["running"], "run now")
+    """
     found: dict[str, dict[str, dict[str, Any]]] = {"served": {}, "made": {}}
 
     def total(kind: str, name: str) -> dict[str, Any]:
