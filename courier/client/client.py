@@ -318,17 +318,13 @@ class Client(_MethodView, Callee):
     def _called(self, way: type[Futures | Aio]) -> Callable[..., Any]:
         return way(self._connection)
 
-    def __reduce__(self) -> tuple[Callable[[ClientOptions], "Client"], tuple[ClientOptions]]:
-        return client_from_options, (self._connection.options,)
+    def __reduce__(self) -> tuple[Callable[[Connection], "Client"], tuple[Connection]]:
+        return _client_of, (self._connection,)
 
     def __repr__(self) -> str:
         options = self._connection.options
         what = options.name or repr(options.address)
         return f"Client({what}: {options.serves})" if options.serves else f"Client({what})"
-
-
-def client_from_options(options: ClientOptions) -> Client:
-    return _client_of(Connection.to(options))
 
 
 def _client_of(connection: Connection) -> Client:
