@@ -1,5 +1,6 @@
 """Exceptions across processes: own type, message and a readable remote traceback."""
 
+import contextlib
 import math
 import traceback as _traceback
 from collections.abc import Iterator
@@ -106,20 +107,14 @@ class ExceptionReport:
             kind: Types that are returned as themselves: by default only ordinary exceptions,
                 because a SystemExit or KeyboardInterrupt of another process must not end this one.
         """
-        error = self._unpack(kind)
-        if error is None:
+        error: object = None
+        if self.parcel is not None:
+            with contextlib.suppress(SerializationError):
+                error = unpack(self.parcel)
+        if not isinstance(error, kind):
             error = RemoteError(self.type_name, self.message)
         error.__cause__ = RemoteTraceback(self.traceback, where)
         return error
-
-    def _unpack(self, kind: type[BaseException]) -> BaseException | None:
-        if self.parcel is None:
-            return None
-        try:
-            error = unpack(self.parcel)
-        except SerializationError:
-            return None
-        return error if isinstance(error, kind) else None
 
 
 def remote_traceback(error: BaseException) -> str | None:
