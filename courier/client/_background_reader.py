@@ -31,9 +31,7 @@ class BackgroundReader:
         self._lock = Lock()
         #: Made at once, because any code, even a finaliser, may wake it at any moment.
         self._watcher: Watcher | None = None
-        self._links: dict[int, weakref.ref[Link]] = {}
-        #: Whether a link may have been dropped.
-        self._has_gaps = False
+        self._links: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()
         self._attended: dict[Link, int] = {}
         self._thread: threading.Thread | None = None
         self._asleep = False
@@ -48,7 +46,9 @@ class BackgroundReader:
             if self._watcher is None:
                 self._watcher = make_watcher()
             descriptor = link.fileno()
-            self._links[descriptor] = weakref.ref(link, self._wake_when_gone)
+            # The thread may not be needed any more. Before the next line, so that it is called later.
+            weakref.finalize(link, self.wake).atexit = False
+            self._links[descriptor] = link
             self._watcher.watch(descriptor, HANG_UP, once=True)
             if self._thread is None:
                 thread = threading.Thread(
@@ -63,7 +63,7 @@ class BackgroundReader:
         """Forgets a link that has ended; before its descriptor is closed."""
         with self._lock:
             self._attended.pop(link, None)
-            if self._find(descriptor) is link:
+            if self._links.get(descriptor) is link:
                 del self._links[descriptor]
                 if self._watcher is not None:
                     self._watcher.forget(descriptor)
@@ -81,17 +81,8 @@ class BackgroundReader:
         if self._asleep:
             self.wake()
 
-    def _find(self, descriptor: int) -> Link | None:
-        reference = self._links.get(descriptor)
-        return None if reference is None else reference()
-
-    def _wake_when_gone(self, _: object) -> None:
-        # May run anywhere, also during garbage collection: takes no lock, and does only this.
-        self._has_gaps = True
-        self.wake()
-
     def wake(self) -> None:
-        """Wakes the thread. Takes no lock."""
+        """Wakes the thread. Takes no lock: finalisers call it, too."""
         self._asleep = False
         if self._watcher is not None:
             self._watcher.wake()
@@ -122,10 +113,6 @@ class BackgroundReader:
                 pause = _TICK_S
                 self._asleep = False
         with self._lock:
-            if self._has_gaps:
-                self._has_gaps = False
-                for descriptor in [fd for fd, link in self._links.items() if link() is None]:
-                    del self._links[descriptor]
             if not self._links and not self._attended:
                 self._thread = None
                 reused.end(self)
@@ -145,7 +132,7 @@ class BackgroundReader:
 
     def _react(self, descriptor: int) -> None:
         # Not in the loop, whose variables would keep a link alive that its client has dropped.
-        link = self._find(descriptor)
+        link = self._links.get(descriptor)
         if link is not None:
             try:
                 # The current leader re-arms the watch when it resigns.
@@ -161,10 +148,9 @@ class BackgroundReader:
 
     def _tidy(self) -> None:
         with self._lock:
-            references = list(self._links.values())
-        for reference in references:
-            if (link := reference()) is not None:
-                link.tidy()
+            links = list(self._links.values())
+        for link in links:
+            link.tidy()
         frozen.tidy()
 
     def _look_around(self) -> float | None:
