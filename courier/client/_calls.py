@@ -1,15 +1,17 @@
 """Calls and streams of items, on the side of the client."""
 
 import collections
+import threading
 import time
 from threading import get_ident
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from courier.calls.outcomes import BUSY, STOPPING, End, Item, Items, Kind, Value, read
 from courier.calls.pending import PendingCall
 from courier.calls.records import MethodNumbers, how_ended
-from courier.client._link import Exchange, Link
+from courier.client._background_reader import BACKGROUND_READER
+from courier.client._link import Exchange, Link, seconds_until
 from courier.client.options import ClientOptions
 from courier.errors import (
     CallCancelledError,
@@ -19,9 +21,6 @@ from courier.errors import (
 )
 from courier.values.parcel import NO_PARCEL, Parcel
 from courier.wire.frames import Frame, call_meta, item_weight
-
-if TYPE_CHECKING:
-    import threading
 
 #: Times a call to an idempotent method is sent again when its connection broke. The call may be
 #: what killed its server, and must not kill each new one.
@@ -39,11 +38,7 @@ class Sender(Protocol):
 
     options: ClientOptions
 
-    def hurry(self, call: "WireCall") -> None: ...
-
     def resubmit(self, call: "WireCall", reason: str, *, unsent: bool = False) -> None: ...
-
-    def wait_for_link(self, call: "WireCall", deadline: float | None) -> None: ...
 
     def forget(self, call: "WireCall") -> None: ...
 
@@ -99,15 +94,29 @@ class WireCall(PendingCall, Exchange):
         while self.outcome is None:
             link = self.link
             if link is None:
-                self._lane.wait_for_link(self, deadline)
+                self._wait_for_link(deadline)
             else:
                 link.wait(self, deadline)
             if deadline is not None and time.monotonic() >= deadline:
                 break
         return self.outcome is not None
 
+    def _wait_for_link(self, deadline: float | None) -> None:
+        """Waits until it has been sent, was settled, or a monotonic time has come."""
+        gate = threading.Lock()
+        gate.acquire()
+        self.gates.append(gate)
+        try:
+            if not self.is_settled and self.link is None:
+                gate.acquire(timeout=seconds_until(deadline))
+        finally:
+            self.gates.remove(gate)
+
     def hurry(self) -> None:
-        self._lane.hurry(self)
+        link = self.link
+        if link is not None:
+            link.flush()
+            BACKGROUND_READER.attend(link, soon=True)
 
     # Called by its link
 

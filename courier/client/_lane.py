@@ -18,7 +18,7 @@ from courier.calls.pending import PendingCall
 from courier.client._background_reader import BACKGROUND_READER
 from courier.client._calls import WireCall
 from courier.client._dialing import SpeechlessError, dial
-from courier.client._link import Counted, Link, seconds_until
+from courier.client._link import Counted, Link
 from courier.client.local import SERVERS, InProcess, LocalCall, server_at
 from courier.client.options import ClientOptions
 from courier.errors import (
@@ -167,13 +167,6 @@ class Lane:
             raise
         return call
 
-    def hurry(self, call: WireCall) -> None:
-        """Notes that no thread will wait for this call, but its end must be reported."""
-        link = call.link
-        if link is not None:
-            link.flush()
-            BACKGROUND_READER.attend(link, soon=True)
-
     def resubmit(self, call: WireCall, reason: str, *, unsent: bool = False) -> None:
         """Sends again what did not run, or may run twice; `unsent`: the server had left before."""
         waits = self._waits(call)
@@ -228,17 +221,6 @@ class Lane:
                 if self._dialler is dialler:
                     self._dialler = None
             raise
-
-    def wait_for_link(self, call: WireCall, deadline: float | None) -> None:
-        """Waits until a call has been sent, was settled, or a monotonic time has come."""
-        gate = threading.Lock()
-        gate.acquire()
-        call.gates.append(gate)
-        try:
-            if not call.is_settled and call.link is None:
-                gate.acquire(timeout=seconds_until(deadline))
-        finally:
-            call.gates.remove(gate)
 
     def forget(self, call: WireCall) -> None:
         if self._unsent:
