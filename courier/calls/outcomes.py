@@ -101,21 +101,15 @@ class Failure:
 
     @property
     def parcel(self) -> Parcel:
-        report = self.report
-        pickled = report.parcel
-        data = None if pickled is None else bytes(pickled.pickle)
-        head = (report.type_name, report.message, report.traceback, report.causes, data)
-        return Parcel(pickle.dumps(head, protocol=5), () if pickled is None else pickled.buffers)
+        return Parcel(pickle.dumps(self.report, protocol=5))
 
     @classmethod
     def read(cls, parcel: Parcel) -> "Failure":
         """Undoes `parcel`, or raises ProtocolError. Only for parcels of checked senders."""
         try:
-            type_name, message, traceback, causes, data = pickle.loads(parcel.pickle)
+            return cls(pickle.loads(parcel.pickle))
         except Exception as error:
             raise ProtocolError("the report of an exception cannot be read") from error
-        pickled = Parcel(data, parcel.buffers) if data is not None else None
-        return cls(ExceptionReport(type_name, message, traceback, pickled, causes))
 
     def result(self, call: DescribedCall) -> Any:
         raise self.report.rebuild(call.server_name)
