@@ -17,7 +17,7 @@ from collections.abc import (
     Generator,
     Iterator,
 )
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from courier._timing import DEFAULT, Timing
 from courier.calls.dispatch import LIST_METHODS
@@ -46,19 +46,19 @@ class Callee:
         raise NotImplementedError
 
 
-class _MethodView:
+class _MethodView(Generic[R]):
     """One way to call the methods of an object; each attribute is a method."""
 
     __slots__ = ("__dict__", "__weakref__", "_connection")
 
     _connection: Connection
     #: Calls a method of this name, with these arguments.
-    _call: Callable[..., Any]
+    _call: Callable[..., R]
 
     def __init__(self, connection: Connection) -> None:
         object.__setattr__(self, "_connection", connection)
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Callable[..., R]:
         if name.startswith("_"):
             raise AttributeError(f"{name!r} is private and cannot be called from afar")
         connection = self._connection
@@ -78,7 +78,7 @@ class _MethodView:
         # Drops stored methods: the server may be another one by now.
         return sorted({*dir(type(self)), *self._connection.methods()})
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
         return type(self)._call(self._connection, "__call__", *args, **kwargs)
 
 
@@ -114,7 +114,7 @@ class _RemoteMethod(functools.partial[Any], Callee):
         return f"<method {self.__name__} of {self.args[0].lane.options.where}>"
 
 
-class Futures(_MethodView):
+class Futures(_MethodView[concurrent.futures.Future[Any]]):
     """`client.futures`: calls return a future at once."""
 
     __slots__ = ()
@@ -123,12 +123,6 @@ class Futures(_MethodView):
     def _call(connection: Connection, method: str, /, *args: Any, **kwargs: Any) -> CallFuture:
         pending = connection.submit(method, args, kwargs, blocking=False)
         return CallFuture(connection, pending, method)
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Callable[..., concurrent.futures.Future[Any]]: ...
-
-        def __call__(self, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]: ...
 
 
 class AioCall(Coroutine[Any, Any, Any]):
@@ -172,7 +166,7 @@ async def answer_to(begin: "Callable[[], AioFuture]") -> Any:
     return await asyncio.wrap_future(future)
 
 
-class Aio(_MethodView):
+class Aio(_MethodView[AioCall]):
     """`client.aio`: calls can be awaited; those of generators can be read by `async for`."""
 
     __slots__ = ()
@@ -183,12 +177,6 @@ class Aio(_MethodView):
             return AioFuture(connection, connection.submit(method, args, kwargs), method)
 
         return AioCall(answer_to(begin), method)
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Callable[..., AioCall]: ...
-
-        def __call__(self, *args: Any, **kwargs: Any) -> AioCall: ...
 
 
 class AioFuture(CallFuture):
@@ -208,7 +196,7 @@ class AioFuture(CallFuture):
         return error
 
 
-class Client(_MethodView, Callee):
+class Client(_MethodView[Any], Callee):
     """Calls the public methods of a served object as if it were here.
 
     `client.m(...)` blocks and returns what the method returns or raises what it
