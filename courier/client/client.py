@@ -383,7 +383,7 @@ def wait_for_futures(client: object, timeout_s: float | None = None) -> list[str
         unanswered = courier.wait_for_futures(client, timeout_s=10)
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    calls = connection_of(client).open_futures()
+    calls = [each for each in connection_of(client).open_calls() if each.is_shared]
     for call in calls:
         call.hurry()
     return [call.where for call in calls if not call.wait_until(deadline)]

@@ -85,11 +85,8 @@ class Connection:
             view.stop_calling()
         return view
 
-    def open_futures(self) -> list[PendingCall]:
-        return [call for call in self._open_calls() if call.is_shared and not call.is_settled]
-
-    def _open_calls(self) -> list[PendingCall]:
-        calls = self.lane.open_calls()
+    def open_calls(self) -> list[PendingCall]:
+        calls = [call for call in self.lane.open_calls() if not call.is_settled]
         return calls if self._base is None else [call for call in calls if call.owner is self]
 
     def close(self, reason: str = "") -> None:
@@ -98,9 +95,8 @@ class Connection:
         if self._base is None:
             self.lane.close(reason or "the client was closed")
             return
-        for call in self._open_calls():
-            if not call.is_settled:
-                call.cancel()
+        for call in self.open_calls():
+            call.cancel()
 
     def stop_calling(self) -> None:
         """Makes new calls fail, except those that a handler needs for its answer."""
