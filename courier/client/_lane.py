@@ -54,8 +54,8 @@ class Lane:
 
     def __init__(self, options: ClientOptions) -> None:
         self.options = options
-        #: Methods that the server listed last; None if it has listed none.
-        self.methods: frozenset[str] | None = None
+        #: Methods that the server listed last, if it has listed any.
+        self.methods = frozenset[str]()
         #: Whether calls fail, instead of waiting, where no server answers, as `stop_waiting` asks.
         self.stopped_waiting = False
         self._closed = False
@@ -81,9 +81,9 @@ class Lane:
 
     def listed_methods(self) -> frozenset[str]:
         """Returns the methods that the server listed last; empty if none. They may have changed."""
-        if self.methods is None and (server := server_at(self.options)) is not None:
-            self.methods = frozenset(server.dispatcher.listed_names()) or None
-        return self.methods or frozenset()
+        if not self.methods and (server := server_at(self.options)) is not None:
+            self.methods = frozenset(server.dispatcher.listed_names())
+        return self.methods
 
     def submit(
         self,
@@ -242,7 +242,7 @@ class Lane:
                     return
                 options = self.options
                 dialled = dial(options, self._time_left(), over_grpc=speechless > 0)
-                self.methods = frozenset(dialled.introduction.methods) or None
+                self.methods = frozenset(dialled.introduction.methods)
                 self._use(
                     Link(
                         dialled.channel,
@@ -388,7 +388,7 @@ class Lane:
                 return
             target = address or left
             self.options = self.options._replace(address=target)
-            self.methods = None
+            self.methods = frozenset()
             links, calls = self._take_links(), list(self._calls)
             self._calls.clear()
             if self._dialler is not None:
