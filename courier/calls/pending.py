@@ -53,10 +53,10 @@ class PendingCall:
     def where(self) -> str:
         return f"{self.server_name}: {self._method}"
 
-    def begin_record(self, tag: int = 0, number: int = 0) -> None:
+    def begin_record(self, tag: int = 0) -> None:
         """Counts the call, from now until it ends; a stream, until that is over."""
         self.began = began = perf_counter()
-        self.record = self.numbers.begin(began, tag, number, get_ident())
+        self.record = self.numbers.begin(began, tag, 0, get_ident())
 
     def end_record(self, how: int = Kind.END) -> None:
         """Records the end of a stream. A second one does nothing."""

@@ -63,10 +63,8 @@ def dial(options: ClientOptions, timeout_s: float | None, *, over_grpc: bool = F
     )
     try:
         return _dial_directly(options, limit_s)
-    except _OtherProtocolError as error:
-        return _dial_over_grpc(options, min(limit_s, timing.grpc_attempt_s), error)
-    except SpeechlessError as error:
-        if not over_grpc:
+    except (SpeechlessError, _OtherProtocolError) as error:
+        if isinstance(error, SpeechlessError) and not over_grpc:
             raise
         return _dial_over_grpc(options, min(limit_s, timing.grpc_attempt_s), error)
 

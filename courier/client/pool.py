@@ -208,8 +208,6 @@ class Pool(_PoolView, Generic[T]):
             raise ValueError("a pool needs at least one server")
         if choose not in ("round_robin", "least_loaded"):
             raise ValueError(f"choose is 'round_robin' or 'least_loaded', not {choose!r}")
-        for client in self.clients:
-            connection_of(client)
         self._choose: PoolChoice = choose
         self._timing = timing
         self._members = [
