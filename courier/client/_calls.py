@@ -187,7 +187,10 @@ class WireCall(PendingCall, Exchange):
         self._lane.resubmit(self, reason, unsent=unsent)
         self.wake()
 
-    def lose(self, error: ServerLostError) -> None:
+    def lose(self, error: CourierError) -> None:
+        if not isinstance(error, ServerLostError):
+            self.settle(type(error)(f"{self.where}: {error}"))
+            return
         link = self.link
         self._leave_link()
         lost = ServerLostError(f"{self.where}: {error}; the call may have run")
@@ -221,9 +224,6 @@ class WireCall(PendingCall, Exchange):
             link.post(Kind.ASK, self.number, NO_PARCEL)
         elif now >= self.deadline:  # not where two threads come at once
             self._give_up(self.timeout_error(why=_SILENT))
-
-    def end(self, error: CourierError) -> None:
-        self.settle(type(error)(f"{self.where}: {error}"))
 
     def what_ran(self) -> str:
         return "it was sent before and may have run" if self._repeats else "nothing was run"
@@ -326,9 +326,9 @@ class WireStream(Items, Exchange):
         self._frames.append(frame)
         self.wake()
 
-    def lose(self, error: ServerLostError) -> None:
+    def lose(self, error: CourierError) -> None:
         if self._error is None:
-            self._error = ServerLostError(f"{self._call.where}: {error}")
+            self._error = type(error)(f"{self._call.where}: {error}")
         self.wake()
 
     def expire(self) -> None:
@@ -337,7 +337,3 @@ class WireStream(Items, Exchange):
             self._link.forget(self.number)
             self._link.post(Kind.CANCEL, self.number, NO_PARCEL)
             self.wake()
-
-    def end(self, error: CourierError) -> None:
-        self._error = type(error)(f"{self._call.where}: {error}")
-        self.wake()

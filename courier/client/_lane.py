@@ -423,7 +423,7 @@ class Lane:
             each.cancel(reason)
         error = CallCancelledError(reason)
         for call in waiting:
-            call.end(error)
+            call.lose(error)
         for link in links:
             link.close(error)
 

@@ -28,7 +28,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from courier.calls.outcomes import Kind, Value
 from courier.calls.records import MethodNumbers, how_ended
-from courier.errors import CourierError, ServerLostError
+from courier.errors import CallCancelledError, CourierError, ServerLostError
 from courier.threads.abandoned import leave
 from courier.threads.locks import Lock
 from courier.values.parcel import Parcel
@@ -79,14 +79,11 @@ class Exchange:
     def take_back(self, reason: str, *, unsent: bool = False) -> None:
         """Is called if nothing of it was sent; only for calls."""
 
-    def lose(self, error: ServerLostError) -> None:
-        """Is called when no more frames will come here."""
+    def lose(self, error: CourierError) -> None:
+        """Is called when no more frames will come here: its server was lost, or it was cancelled."""
 
     def expire(self) -> None:
         """Is called when its deadline has passed."""
-
-    def end(self, error: CourierError) -> None:
-        """Is called when it was cancelled."""
 
     def wake(self) -> None:
         for gate in tuple(self.gates):
@@ -151,9 +148,8 @@ class Link:
         self.passed_over = False
         self._ended = False
         self._used_at = monotonic()
-        self._lost: ServerLostError | None = None
-        #: The error of calls after the client was closed.
-        self._closed_with: CourierError | None = None
+        #: The error of calls after its end.
+        self._lost: CourierError | None = None
         self._state = Lock()
 
     @property
@@ -286,7 +282,7 @@ class Link:
                 if channel.unsent_bytes >= _ENOUGH_BYTES:
                     self.send_out()
         except NothingSentError as error:
-            if self._closed_with is None:
+            if not isinstance(self._lost, CallCancelledError):  # the client was not closed
                 self._open.pop(number, None)
                 self._fail_to_send(error)
                 exchange.take_back(str(error), unsent=True)
@@ -541,8 +537,10 @@ class Link:
         self._on_end(self)
 
     def fail(self, reason: str) -> None:
+        self.close(ServerLostError(reason))
+
+    def close(self, error: CourierError) -> None:
         """Closes the connection; open exchanges end with an error. Safe to call twice."""
-        error = ServerLostError(reason)
         with self._state:
             if self._lost is not None:
                 return
@@ -567,18 +565,9 @@ class Link:
             self._channel.close()
 
     def _settle_lost(self, number: int) -> None:
-        exchange = self._open.pop(number, None)
-        if exchange is None:
-            return
-        if self._closed_with is not None:
-            exchange.end(self._closed_with)
-        else:
-            assert self._lost is not None
+        assert self._lost is not None
+        if (exchange := self._open.pop(number, None)) is not None:
             exchange.lose(self._lost)
-
-    def close(self, error: CourierError) -> None:
-        self._closed_with = error
-        self.fail("the client was closed")
 
     def drop(self) -> None:
         """Forgets the connection in a forked child; the parent goes on with it."""
