@@ -155,7 +155,7 @@ class BackgroundReader:
 
     def _look_around(self) -> float | None:
         """Checks all links that need it; returns when to check again."""
-        pause: float | None = None
+        pauses = list[float]()
         now = time.monotonic()
         for link, leads in list(self._attended.items()):
             try:
@@ -164,8 +164,8 @@ class BackgroundReader:
                 self._lose(link, error)
                 continue
             if wanted is not None:
-                pause = wanted if pause is None else min(pause, wanted)
-        return pause
+                pauses.append(wanted)
+        return min(pauses, default=None)
 
     def _look_at(self, link: Link, leads: int, now: float) -> float | None:
         """Checks a link; returns when to check again, None if that is not needed any more."""

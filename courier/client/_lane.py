@@ -169,13 +169,11 @@ class Lane:
 
     def resubmit(self, call: WireCall, reason: str, *, unsent: bool = False) -> None:
         """Sends again what did not run, or may run twice; `unsent`: the server had left before."""
-        waits = self._waits(call)
-        if call.may_have_run and not waits:
-            call.settle(ServerLostError(f"{call.where}: {reason}; {call.what_ran()}"))
-        elif not waits and not unsent:
-            call.settle(ServerUnreachableError(f"{call.where}: {reason}; nothing was run"))
-        else:
+        if self._waits(call) or (unsent and not call.may_have_run):
             self._wait_in_line(call)
+        else:
+            kind = ServerLostError if call.may_have_run else ServerUnreachableError
+            call.settle(kind(f"{call.where}: {reason}; {call.what_ran()}"))
 
     def _waits(self, call: WireCall) -> bool:
         wanted = self.options.wait_for_ready if call.waits is None else call.waits

@@ -519,14 +519,13 @@ class Link:
 
     def expire(self, now: float) -> float | None:
         """Ends exchanges whose deadline has passed; returns the next deadline."""
-        nearest: float | None = None
+        deadlines = list[float]()
         for exchange in self.exchanges():
             if exchange.deadline is not None and exchange.deadline <= now:
                 exchange.expire()
-            deadline = exchange.deadline  # it may have more time now
-            if deadline is not None and deadline > now:
-                nearest = deadline if nearest is None else min(nearest, deadline)
-        return nearest
+            if exchange.deadline is not None and exchange.deadline > now:  # or it has more time now
+                deadlines.append(exchange.deadline)
+        return min(deadlines, default=None)
 
     def _end(self) -> None:
         """Lets no more calls begin here; open ones go on."""

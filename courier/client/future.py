@@ -1,7 +1,6 @@
 """Calls in flight, as futures of the standard library."""
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import logging
 import threading
@@ -229,11 +228,7 @@ class CallFuture(concurrent.futures.Future[Any]):
             finally:
                 self._condition.release()
         else:
-            self._connection.run_aside(lambda: self._end_late(settle, outcome))
-
-    def _end_late(self, settle: Callable[[Any], None], outcome: Any) -> None:
-        with contextlib.suppress(concurrent.futures.InvalidStateError):  # cancelled in the meantime
-            settle(outcome)
+            self._connection.run_aside(lambda: settle(outcome))
 
 
 class _Unread:
