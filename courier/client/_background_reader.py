@@ -32,6 +32,7 @@ class BackgroundReader:
         #: Made at once, because any code, even a finaliser, may wake it at any moment.
         self._watcher: Watcher | None = None
         self._links: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()
+        #: Links to read, and how often a thread had led at the last check.
         self._attended: dict[Link, int] = {}
         self._thread: threading.Thread | None = None
         self._asleep = False
@@ -74,9 +75,8 @@ class BackgroundReader:
         if soon:
             self.watch(link)
         self._stirred = True
-        if not link.attended:
+        if link not in self._attended:
             with self._lock:
-                link.attended = True
                 self._attended[link] = -1
         if self._asleep:
             self.wake()
@@ -185,7 +185,6 @@ class BackgroundReader:
 
     def _release(self, link: Link) -> None:
         with self._lock:
-            link.attended = False
             self._attended.pop(link, None)
         if link.needs_attention:
             self.attend(link, soon=False)

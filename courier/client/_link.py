@@ -142,8 +142,6 @@ class Link:
         self._followers: dict[threading.Lock, Exchange] = {}
         #: How often a thread has led; tells the background reader whether one does.
         self.leads = 0
-        #: Whether the background reader reads this link.
-        self.attended = False
         #: Whether the background reader found that another one leads, and must be called again.
         self.passed_over = False
         self._ended = False
