@@ -478,10 +478,8 @@ class _AllView(_Methods):
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         futures = list[CallFuture]()
         try:
-            for client in self._pool.clients:
-                connection = connection_of(client)
-                pending = connection.submit(method, args, kwargs, blocking=False)
-                futures.append(CallFuture(connection, pending, method))
+            for member in self._pool._members:
+                futures.append(Futures._call(member.connection, method, *args, **kwargs))
             return [future.result() for future in futures] if self._blocking else list(futures)
         except BaseException as error:
             for future in futures:
