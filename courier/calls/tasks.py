@@ -306,10 +306,8 @@ async def answer(
 
     try:
         return give(await coroutine)
-    except asyncio.CancelledError:
-        raise
     except BaseException as error:
-        if is_own_end(error):
+        if isinstance(error, asyncio.CancelledError) or is_own_end(error):
             raise
         return Failure.of(error, skip_frames=1)
 
@@ -391,13 +389,9 @@ class AsyncGeneratorItems(Items):
             return self._give(await anext(self._generator))
         except StopAsyncIteration:
             return End()
-        except asyncio.CancelledError as error:
-            if self._task.cancelled:
-                raise
-            self.has_failed = True
-            return Failure.of(error, skip_frames=1)
         except BaseException as error:
-            if is_own_end(error):
+            has_left = isinstance(error, asyncio.CancelledError) and self._task.cancelled
+            if has_left or is_own_end(error):
                 raise
             self.has_failed = True
             return Failure.of(error, skip_frames=1)
