@@ -141,9 +141,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def _name(error: BaseException) -> str:
     kind = type(error)
-    if kind.__module__ == "builtins":
-        return kind.__qualname__
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
 
 
 def _skipped(error: BaseException, frames: int) -> TracebackType | None:
