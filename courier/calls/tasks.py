@@ -5,6 +5,7 @@ It runs in a thread of its own, which starts with the first task, or in that of 
 
 import concurrent.futures
 import contextlib
+import functools
 import logging
 import sys
 import threading
@@ -59,7 +60,7 @@ class Tasks:
 
         The outcome is CallCancelledError if its caller cancels.
         """
-        task = _LoopTask(self, coroutine, call)
+        future: Future[Any] = Future()
         try:
             with self._lock:
                 if self._has_ended:
@@ -70,12 +71,47 @@ class Tasks:
                     )
                 loop = self._ready_loop()
                 self._count += 1
-                loop.call_soon_threadsafe(task.begin)
+                loop.call_soon_threadsafe(self._begin, coroutine, call, future)
         except BaseException:
             coroutine.close()
             raise
-        call.on_end(task.cancel)
-        return task.future
+        return future
+
+    def _begin(
+        self, coroutine: Coroutine[Any, Any, Any], call: CallContext, future: "Future[Any]"
+    ) -> None:
+        """Makes the task of a call. In the loop."""
+        import asyncio
+
+        def cancel() -> None:
+            if not task.done():
+                self.call_soon(self._cancel, task)
+
+        task = asyncio.get_running_loop().create_task(coroutine)
+        task.add_done_callback(functools.partial(self._settle, call.method, future))
+        if call.cancelled:
+            self._cancel(task)  # before its first step
+        call.on_end(cancel)
+
+    def _cancel(self, task: "asyncio.Task[Any]") -> None:
+        """Cancels a task, once. In the loop."""
+        if task not in self._cancelled:
+            self._cancelled.add(task)
+            task.cancel()
+
+    def _settle(self, method: str, future: "Future[Any]", task: "asyncio.Task[Any]") -> None:
+        with self._lock:
+            self._count -= 1
+        try:
+            if task.cancelled():
+                text = f"{method}: the task that answered was cancelled"
+                future.set_exception(CallCancelledError(text))
+            elif (error := task.exception()) is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(task.result())
+        except BaseException:  # noqa: BLE001 - the loop lives on
+            _log.exception("the answer of %s could not be given", method)
 
     def call_soon(self, function: Callable[..., object], *args: object) -> bool:
         """Calls a function in the loop; returns False if that has ended."""
@@ -87,16 +123,6 @@ class Tasks:
         except RuntimeError:  # closed
             pass
         return False
-
-    def cancel(self, task: "asyncio.Task[Any]") -> None:
-        """Cancels a task, once. In the loop."""
-        if task not in self._cancelled:
-            self._cancelled.add(task)
-            task.cancel()
-
-    def note_end(self) -> None:
-        with self._lock:
-            self._count -= 1
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Runs a coroutine, and all tasks, to its end on this loop in this thread.
@@ -221,7 +247,7 @@ class Tasks:
         ends_at = loop.time() + _CLEANUP_S
         while (tasks := _all_tasks(loop) - {asyncio.current_task()}) and loop.time() < ends_at:
             for task in tasks:
-                self.cancel(task)
+                self._cancel(task)
             await asyncio.wait(tasks, timeout=_LOOK_S)
         if tasks:  # they may have ignored that their callers had left
             for task in tasks:
@@ -241,46 +267,6 @@ def _all_tasks(loop: "asyncio.AbstractEventLoop") -> "set[asyncio.Task[Any]]":
         return asyncio.all_tasks()
     thread.join()
     return found[0]
-
-
-class _LoopTask:
-    """A coroutine that runs, or will run. For the loop, except `future` and `cancel`."""
-
-    def __init__(
-        self, tasks: Tasks, coroutine: Coroutine[Any, Any, Any], call: CallContext
-    ) -> None:
-        self._tasks = tasks
-        self._coroutine = coroutine
-        self._call = call
-        self._task: asyncio.Task[Any] | None = None
-        self.future: Future[Any] = Future()
-
-    def begin(self) -> None:
-        import asyncio
-
-        self._task = asyncio.get_running_loop().create_task(self._coroutine)
-        self._task.add_done_callback(self._settle)
-
-    def cancel(self) -> None:
-        if not self.future.done():
-            self._tasks.call_soon(self._cancel)
-
-    def _cancel(self) -> None:
-        if self._task is not None:
-            self._tasks.cancel(self._task)
-
-    def _settle(self, task: "asyncio.Task[Any]") -> None:
-        self._tasks.note_end()
-        try:
-            if task.cancelled():
-                text = f"{self._call.method}: the task that answered was cancelled"
-                self.future.set_exception(CallCancelledError(text))
-            elif (error := task.exception()) is not None:
-                self.future.set_exception(error)
-            else:
-                self.future.set_result(task.result())
-        except BaseException:  # noqa: BLE001 - the loop lives on
-            _log.exception("the answer of %s could not be given", self._call.method)
 
 
 async def _tick() -> None:
