@@ -13,12 +13,7 @@ from courier.calls.records import MethodNumbers, how_ended
 from courier.client._background_reader import BACKGROUND_READER
 from courier.client._link import Exchange, Link, seconds_until
 from courier.client.options import ClientOptions
-from courier.errors import (
-    CallCancelledError,
-    CourierError,
-    ProtocolError,
-    ServerLostError,
-)
+from courier.errors import CallCancelledError, CourierError, ServerLostError
 from courier.values.parcel import NO_PARCEL, Parcel
 from courier.wire.frames import Frame, call_meta, item_weight
 
@@ -321,8 +316,6 @@ class WireStream(Items, Exchange):
         self.wake()
 
     def accept(self, frame: Frame) -> None:
-        if frame.kind < Value.kind:
-            self._error = ProtocolError(f"{self._call.where}: an item of unknown kind {frame.kind}")
         self._frames.append(frame)
         self.wake()
 
