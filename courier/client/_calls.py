@@ -5,17 +5,19 @@ import threading
 import time
 from threading import get_ident
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from courier.calls.outcomes import BUSY, STOPPING, End, Item, Items, Kind, Value, read
 from courier.calls.pending import PendingCall
 from courier.calls.records import MethodNumbers, how_ended
 from courier.client._background_reader import BACKGROUND_READER
 from courier.client._link import Exchange, Link, seconds_until
-from courier.client.options import ClientOptions
 from courier.errors import CallCancelledError, CourierError, ServerLostError
 from courier.values.parcel import NO_PARCEL, Parcel
 from courier.wire.frames import Frame, call_meta, item_weight
+
+if TYPE_CHECKING:
+    from courier.client._lane import Lane
 
 #: Times a call to an idempotent method is sent again when its connection broke. The call may be
 #: what killed its server, and must not kill each new one.
@@ -26,16 +28,6 @@ _TELLS, _TELLS_S, _SOONEST_S = 0.1, 0.2, 0.01
 #: Of so many at a time by one connection it is asked; a server that has too much to do is spared.
 _MOST_ASKING = 16
 _SILENT = "the server does not say what became of it: it was stopped, is busy, or runs code that holds the GIL"
-
-
-class Sender(Protocol):
-    """The lane, as a call sees it; see `courier.client._lane`."""
-
-    options: ClientOptions
-
-    def resubmit(self, call: "WireCall", reason: str, *, unsent: bool = False) -> None: ...
-
-    def forget(self, call: "WireCall") -> None: ...
 
 
 class WireCall(PendingCall, Exchange):
@@ -54,7 +46,7 @@ class WireCall(PendingCall, Exchange):
 
     def __init__(
         self,
-        lane: Sender,
+        lane: "Lane",
         method: str,
         arguments: Parcel,
         timeout_s: float | None,

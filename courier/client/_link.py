@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable
 from threading import get_ident
 from time import monotonic
-from typing import ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from courier.calls.outcomes import Kind, Value
 from courier.calls.records import MethodNumbers, how_ended
@@ -35,6 +35,9 @@ from courier.values.parcel import Parcel
 from courier.wire.channel import BrokenError, Channel, NothingSentError
 from courier.wire.frames import Frame, SmallFrame, call_meta, whole
 from courier.wire.watching import READ, WRITE, Spin, poll_of, poll_once
+
+if TYPE_CHECKING:
+    from courier.client._background_reader import BackgroundReader
 
 #: Bytes that are sent at once, without waiting for more.
 _ENOUGH_BYTES = 1 << 12
@@ -90,14 +93,6 @@ class Exchange:
             open_gate(gate)
 
 
-class Reader(Protocol):
-    """Reads links on which no thread waits; see `courier.client._background_reader`."""
-
-    def watch(self, link: "Link") -> None: ...
-
-    def dismiss(self, link: "Link", descriptor: int) -> None: ...
-
-
 E = TypeVar("E", bound=Exchange)
 #: A call as it is counted, its record, and when it began.
 Counted = tuple[MethodNumbers, int, float]
@@ -114,7 +109,7 @@ class Link:
         channel: Channel,
         idempotent: frozenset[str],
         on_end: Callable[["Link"], None],
-        reader: Reader,
+        reader: "BackgroundReader",
     ) -> None:
         """Takes over a connection; `on_end` is called once, when no new calls can begin here."""
         self._channel = channel
