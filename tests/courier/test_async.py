@@ -149,6 +149,35 @@ def test_who_leaves_has_the_task_cancelled(serve: Serve, way: str) -> None:
     _until(lambda: service.ended[2:] == ["count"])
 
 
+class _Blocked:
+    """Async methods of which one holds up the loop."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.gate = threading.Event()
+
+    async def hold(self) -> None:
+        self.begun.append("hold")
+        self.gate.wait(_PATIENCE_S)
+
+    async def note(self, what: str) -> None:
+        self.begun.append(what)
+
+
+@ways
+def test_who_leaves_before_the_method_begins_has_it_not_begun(serve: Serve, way: str) -> None:
+    service = _Blocked()
+    _, client = serve(service, in_process=way)
+    held = client.futures.hold()
+    _until(lambda: service.begun == ["hold"])
+    with pytest.raises(courier.CallTimeoutError):
+        courier.with_timeout(client, 0.1).note("late")
+    service.gate.set()
+    held.result(_PATIENCE_S)
+    client.note("last")
+    assert service.begun == ["hold", "last"]
+
+
 def test_a_generator_runs_ahead_of_its_reader_by_a_limit(serve: Serve) -> None:
     service = Service()
     _, client = serve(service)
