@@ -107,9 +107,12 @@ class Failure:
     def read(cls, parcel: Parcel) -> "Failure":
         """Undoes `parcel`, or raises ProtocolError. Only for parcels of checked senders."""
         try:
-            return cls(pickle.loads(parcel.pickle))
+            report = pickle.loads(parcel.pickle)
         except Exception as error:
             raise ProtocolError("the report of an exception cannot be read") from error
+        if not isinstance(report, ExceptionReport):
+            raise ProtocolError(f"not the report of an exception, but of type {type(report)!r}")
+        return cls(report)
 
     def result(self, call: DescribedCall) -> Any:
         raise self.report.rebuild(call.server_name)
