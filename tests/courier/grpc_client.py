@@ -1,5 +1,6 @@
 """A client that knows nothing but gRPC and `courier.proto`, as one in any language could be."""
 
+import contextlib
 import hashlib
 import hmac
 import itertools
@@ -9,11 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import courier
 from courier._proto import courier_pb2 as pb
 
-__all__ = ["GrpcClient", "Refused", "pb"]
+__all__ = ["GrpcClient", "Refused", "health", "pb", "refused"]
 
 _PIECE_BYTES = 1 << 20
 _INLINE_BYTES = 1 << 18
@@ -159,6 +162,22 @@ class GrpcClient:
     def close(self) -> None:
         """Ends the connection."""
         self.channel.close()
+
+
+@contextlib.contextmanager
+def refused(*codes: grpc.StatusCode, text: str = "") -> Iterator[None]:
+    """Expects an error of gRPC with one of these codes, whose details contain the text."""
+    with pytest.raises(grpc.RpcError) as caught:
+        yield
+    assert caught.value.code() in codes, caught.value
+    assert text in caught.value.details(), caught.value
+
+
+def health(address: str) -> int:
+    """Asks the health service; returns the status."""
+    with grpc.insecure_channel(address) as channel:
+        request = health_pb2.HealthCheckRequest(service="courier.v1.Courier")
+        return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=20).status)
 
 
 def _hmac(key: bytes, message: bytes) -> bytes:

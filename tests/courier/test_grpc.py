@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 import courier
 from tests.courier.conftest import Script, Serve
-from tests.courier.grpc_client import GrpcClient, Refused
+from tests.courier.grpc_client import GrpcClient, Refused, health, refused
 from tests.courier.served import Node
 from tests.courier.waiting import wait_until
 
@@ -56,13 +56,6 @@ def test_a_peer_that_comes_by_ipv4_is_shown_so_by_a_server_for_both(
 def _arrays(end: int, size: int) -> Iterator[Any]:
     for number in range(end):
         yield np.full(size, number)
-
-
-@contextlib.contextmanager
-def refused(code: grpc.StatusCode) -> Iterator[None]:
-    with pytest.raises(grpc.RpcError) as caught:
-        yield
-    assert caught.value.code() is code
 
 
 @pytest.mark.parametrize("count", [10, 100_000, 700_000, 3_000_000])
@@ -126,7 +119,7 @@ def test_a_full_server_says_that_it_is_busy(
         wait_until(lambda: server.handlers.has_waiting)
         with refused(Code.RESOURCE_EXHAUSTED):
             client.call("block", array)
-        assert _health(server.address) == health_pb2.HealthCheckResponse.SERVING
+        assert health(server.address) == health_pb2.HealthCheckResponse.SERVING
         node.release.set()
         assert [future.result(20) for future in futures] == ["released", "released"]
 
@@ -202,22 +195,16 @@ def test_stop_keeps_its_deadline_though_calls_run(serve: Serve, reach: Reach, no
         list(items)
 
 
-def _health(address: str) -> Any:
-    with grpc.insecure_channel(address) as channel:
-        request = health_pb2.HealthCheckRequest(service="courier.v1.Courier")
-        return health_pb2_grpc.HealthStub(channel).Check(request, timeout=10).status
-
-
 def test_the_health_service_says_what_the_server_says(serve: Serve, node: Node) -> None:
     states = health_pb2.HealthCheckResponse
     server, _ = serve(node)
     server.set_healthy(False)
-    assert _health(server.address) == states.NOT_SERVING
+    assert health(server.address) == states.NOT_SERVING
     server.set_healthy(True)
-    assert _health(server.address) == states.SERVING
+    assert health(server.address) == states.SERVING
     server.stop(0)
     with refused(Code.UNAVAILABLE):
-        _health(server.address)
+        health(server.address)
 
 
 def test_many_grpc_clients_and_ours_are_served_side_by_side(

@@ -10,7 +10,7 @@ import pytest
 
 import courier
 from tests.courier.conftest import Serve
-from tests.courier.grpc_client import GrpcClient
+from tests.courier.grpc_client import GrpcClient, refused
 
 Code = grpc.StatusCode
 ADD = "/sums.v1.Sums/Add"
@@ -46,19 +46,6 @@ class Sums:
         yield 1
 
 
-class refused:  # noqa: N801 - reads as pytest.raises does
-    def __init__(self, code: grpc.StatusCode, text: str = "") -> None:
-        self.code, self.text = code, text
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, _: object) -> bool:
-        assert isinstance(error, grpc.RpcError), error
-        assert (error.code(), self.text in error.details()) == (self.code, True), error
-        return True
-
-
 @pytest.fixture
 def sums() -> Sums:
     return Sums()
@@ -82,13 +69,13 @@ def test_a_service_is_answered_beside_the_methods(
 
 
 def test_what_a_method_raises_is_a_status(client: GrpcClient) -> None:
-    with refused(Code.UNKNOWN, "KeyError: 'so'"):
+    with refused(Code.UNKNOWN, text="KeyError: 'so'"):
         client.ask(FAIL, b"so")
 
 
 @pytest.mark.parametrize("method", ["Text", "Items"])
 def test_a_method_that_returns_no_bytes_is_named(client: GrpcClient, method: str) -> None:
-    with refused(Code.UNKNOWN, "answered by answer_here, which has not returned bytes"):
+    with refused(Code.UNKNOWN, text="answered by answer_here, which has not returned bytes"):
         client.ask(f"/sums.v1.Blocking/{method}", b"")
 
 
@@ -122,7 +109,7 @@ def test_a_stranger_is_not_answered(client: GrpcClient, sums: Sums) -> None:
 def test_who_has_said_nothing_is_not_answered(
     client: GrpcClient, sums: Sums, serve: Serve, secret: courier.Secret
 ) -> None:
-    with refused(Code.UNAUTHENTICATED, "say hello first"):
+    with refused(Code.UNAUTHENTICATED, text="say hello first"):
         client.plain(ADD, b"1")
     assert sums.total == 0
 
@@ -130,7 +117,7 @@ def test_who_has_said_nothing_is_not_answered(
 def test_who_does_not_hold_the_secret_is_not_answered(sums: Sums, serve: Serve) -> None:
     server, _ = serve(sums)
     stranger = GrpcClient(server.address, courier.Secret.generate())
-    with refused(Code.UNAUTHENTICATED, "wrong seal"):
+    with refused(Code.UNAUTHENTICATED, text="wrong seal"):
         stranger.ask(ADD, b"1")
     stranger.close()
     assert sums.total == 0
@@ -139,19 +126,19 @@ def test_who_does_not_hold_the_secret_is_not_answered(sums: Sums, serve: Serve) 
 def test_a_seal_is_good_for_one_request_to_one_method(client: GrpcClient, sums: Sums) -> None:
     metadata = client.metadata(ADD, b"1", 7)
     assert client.plain(ADD, b"1", **metadata) == b"1"
-    with refused(Code.UNAUTHENTICATED, "already received"):
+    with refused(Code.UNAUTHENTICATED, text="already received"):
         client.plain(ADD, b"1", **metadata)
     metadata = client.metadata(ADD, b"1", 8)
-    with refused(Code.UNAUTHENTICATED, "wrong seal"):
+    with refused(Code.UNAUTHENTICATED, text="wrong seal"):
         client.plain(ADD, b"2", **metadata)
-    with refused(Code.UNAUTHENTICATED, "wrong seal"):
+    with refused(Code.UNAUTHENTICATED, text="wrong seal"):
         client.plain("/sums.v1.Blocking/Add", b"1", **metadata)
     assert sums.total == 1
 
 
 @pytest.mark.parametrize("number", ["", "-1", "one", "1" * 20])
 def test_a_sequence_is_a_number(client: GrpcClient, number: str) -> None:
-    with refused(Code.INVALID_ARGUMENT, "courier-sequence is a number"):
+    with refused(Code.INVALID_ARGUMENT, text="courier-sequence is a number"):
         client.ask(ADD, b"1", courier_sequence=number)
 
 
