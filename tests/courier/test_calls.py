@@ -71,17 +71,6 @@ def test_functions_that_type_checkers_follow_take_methods_and_clients(
             function(print)
 
 
-def test_a_callable_object_answers_calls_of_the_client(serve: Serve) -> None:
-    _, client = serve(lambda value: 2 * value)
-    assert client(4) == 8
-    assert client.futures(5).result(_PATIENCE_S) == 10
-
-    async def call() -> int:
-        return int(await client.aio(6))
-
-    assert asyncio.run(call()) == 12
-
-
 def test_public_methods_are_listed_and_more_can_be_bound_and_unbound(
     serve: Serve, node: Node
 ) -> None:
@@ -152,13 +141,6 @@ def test_an_array_of_3_gib_passes_both_ways(serve: Serve, node: Node) -> None:
     received = client.echo(array)
     assert received.shape == array.shape
     assert received[[0, 1 << 31, -1]].tolist() == [1, 2, 3]
-
-
-def test_compressed_calls_give_the_same(serve: Serve, node: Node) -> None:
-    _, client = serve(node, client={"compress": True})
-    array = np.zeros(1_000_000)
-    assert client.echo(1) == 1
-    assert np.array_equal(client.echo(array), array)
 
 
 class Marked:

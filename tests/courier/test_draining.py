@@ -45,7 +45,7 @@ def test_calls_in_flight_go_on_to_their_end(serve: Serve, node: Node) -> None:
     assert list(items) == [0, 1, 2]
 
 
-def test_a_call_that_waits_for_its_server_goes_on_unless_told_otherwise(
+def test_a_call_that_waits_for_its_server_goes_on(
     serve: Serve, node: Node, connect: Connect, reserve: Reserve
 ) -> None:
     port = reserve()
@@ -54,14 +54,6 @@ def test_a_call_that_waits_for_its_server_goes_on_unless_told_otherwise(
     lowlevel.stop_calling(client)
     serve(node, port=port, share_port=True)
     assert waiting.result(20) == 1
-
-    client = connect(f"127.0.0.1:{reserve()}")
-    waiting = client.futures.echo(1)
-    lowlevel.stop_calling(client)
-    lowlevel.stop_waiting(client)
-    assert isinstance(waiting.exception(20), courier.ServerUnreachableError)
-    with pytest.raises(courier.CallCancelledError):
-        client.echo(1)
 
 
 def test_a_handler_may_finish_its_answer_with_calls(serve: Serve, node: Node) -> None:

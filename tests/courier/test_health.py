@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import threading
 from pathlib import Path
 
@@ -55,11 +54,6 @@ def test_a_stopped_process_is_not_healthy_until_it_goes_on(script: Script) -> No
     assert not courier.is_healthy(address, 0.3)
     process.send_signal(signal.SIGCONT)
     assert courier.is_healthy(address, 20)
-
-
-def test_somebody_who_does_not_answer_is_not_healthy() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert not courier.is_healthy(f"127.0.0.1:{silent.getsockname()[1]}", 0.2)
 
 
 def test_checks_leave_nothing_behind(serve: Serve) -> None:

@@ -83,12 +83,6 @@ async def _await(method: Any, *args: Any) -> Any:
     return await method(*args)
 
 
-def test_calls_by_the_wire_come_from_a_socket(serve: Serve, node: Node) -> None:
-    _, client = serve(node, in_process="wire")
-    assert "own" not in client.apply(_peer)
-    assert client.keep([]) is not node.kept
-
-
 def test_an_unknown_way_is_a_value_error(secret: courier.Secret) -> None:
     with pytest.raises(ValueError, match="teleport"):
         courier.Server(Node(), secret=secret, in_process="teleport")  # type: ignore[arg-type]
@@ -234,40 +228,3 @@ def test_another_server_at_the_same_port_answers_next(
         assert (other.kept is value) == (next_mode == "share")
         server.stop(0.0)
     assert node.kept is None
-
-
-_FORK = """
-import os
-
-class Counter:
-    def __init__(self):
-        self.count = 0
-    def add(self):
-        self.count += 1
-        return self.count, os.getpid()
-
-counter = Counter()
-server = courier.Server(counter, secret=secret, in_process=sys.argv[1])
-server.start()
-client = courier.Client(server.address, secret=secret, call_timeout=30)
-assert client.add() == (1, os.getpid())
-futures = [client.futures.add() for _ in range(10)]
-assert {future.result()[1] for future in futures} == {os.getpid()}
-parent = os.getpid()
-child = os.fork()
-if child == 0:
-    ok = client.add() == (12, parent) and counter.count == 11
-    os._exit(0 if ok else 1)
-print(os.waitpid(child, 0)[1], client.add()[0])
-courier.close(client)
-server.stop()
-"""
-
-
-@direct
-def test_a_forked_child_calls_the_server_of_its_parent_and_not_its_copy(
-    script: Script, mode: str
-) -> None:
-    process = script(_FORK, mode)
-    out, err = process.communicate(timeout=60)
-    assert out == "0 13\n", err

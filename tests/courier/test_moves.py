@@ -294,18 +294,6 @@ def test_a_callback_of_a_lost_call_may_move_the_client_and_call(
     assert client.address == pair.new
 
 
-def test_what_was_made_of_a_client_moves_along(pair: Pair) -> None:
-    copy = courier.with_timeout(pair.client, _PATIENCE_S)
-    copy_of_copy = courier.with_timeout(copy, _PATIENCE_S)
-    pool: Any = courier.Pool([pair.client])
-    assert [each.who() for each in (copy, copy_of_copy, pool)] == ["first"] * 3
-    pair.move()
-    assert [each.who() for each in (copy, copy_of_copy)] == ["second"] * 2
-    assert pool.who() == "second"
-    for each in (copy, copy_of_copy):
-        courier.close(each)
-
-
 def test_a_pickled_client_carries_the_new_address(pair: Pair) -> None:
     before = pickle.dumps(pair.client)
     pair.move()

@@ -218,20 +218,6 @@ def test_what_is_bound_need_not_have_a_truth_value(serve: Serve) -> None:
     assert client.unclear() == 3
 
 
-def test_no_thread_of_ours_remains_after_stop_and_close(serve: Serve) -> None:
-    before = our_threads()
-    server, client = serve(timing=_PATIENT)
-    server.bind("echo", lambda value: value)
-    done = threading.Event()
-    client.futures.echo(1).add_done_callback(lambda _: done.set())
-    assert done.wait(20)
-    client.echo(np.zeros(1_000_000))
-    assert our_threads() - before
-    courier.close(client)
-    assert server.stop(0) == []
-    wait_until(lambda: our_threads() <= before)
-
-
 def test_a_thread_that_is_ended_by_force_while_it_stops_a_server_ends_that(serve: Serve) -> None:
     class Forced(BaseException):
         pass

@@ -15,7 +15,6 @@ import pytest
 import courier
 from tests.courier.conftest import Serve
 from tests.courier.served import Node
-from tests.courier.waiting import wait_until
 
 _CONNECT = "/courier.v1.Courier/Connect"
 #: However slow the machine is: after a few attempts in vain a call is given up.
@@ -172,14 +171,3 @@ def test_another_secret_is_refused_there_too(proxy: Any, connect: Callable[..., 
     )
     with pytest.raises(courier.AuthenticationError, match=proxy.address):
         client.echo(1)
-
-
-def test_closed_clients_leave_no_thread_behind(proxy: Any, connect: Callable[..., Any]) -> None:
-    def ours() -> int:
-        return sum(thread.name == "courier-stream" for thread in threading.enumerate())
-
-    for _ in range(3):
-        client = connect(proxy.address, call_timeout=20, timing=_PATIENT)
-        assert client.echo(1) == 1
-        courier.close(client)
-    wait_until(lambda: ours() == 0)
