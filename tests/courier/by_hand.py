@@ -157,26 +157,13 @@ class Visitor(_Side):
 
     keys: SessionKeys
 
-    def greet(
-        self,
-        secret: courier.Secret | None,
-        *,
-        idempotent: tuple[str, ...] = (),
-        change: Callable[[bytes], bytes] = lambda welcome: welcome,
-    ) -> None:
-        """Proves the secret, and hears the client's proof.
-
-        Args:
-            secret: What is proved.
-            idempotent: Names that are proved with it.
-            change: What becomes of the welcome on its way.
-        """
+    def greet(self, secret: courier.Secret | None, *, idempotent: tuple[str, ...] = ()) -> None:
+        """Proves the secret and names of methods, and hears the client's proof."""
         self.receive(PREFIX_BYTES)
         handshake = ServerHandshake(
             secret, Introduction(os.urandom(NAME_BYTES).hex(), idempotent=idempotent)
         )
-        welcome = handshake.welcome(self.receive(HELLO_BYTES))
-        self.socket.sendall(change(welcome))
+        self.socket.sendall(handshake.welcome(self.receive(HELLO_BYTES)))
         self.keys = handshake.check(self.receive(PROOF_BYTES))
         self._begin_frames(self.keys.requests, self.keys.replies)
 

@@ -29,11 +29,10 @@ from tests.courier.by_hand import (
     Purpose,
     Region,
     Visitor,
-    answered_by_hand,
     encode,
     prefix,
 )
-from tests.courier.conftest import Serve
+from tests.courier.conftest import Meet, Serve
 from tests.courier.fuzzing import (
     Way,
     call_frame,
@@ -94,6 +93,8 @@ def server(serve: Serve, target: Target, connect: Callable[..., Any]) -> Iterato
     with nothing_left():
         yield server
         assert client.alive() == "yes"
+        with contextlib.closing(GrpcClient(server.address, server.secret)) as again:
+            assert again.is_trusted
     assert connect(server.address, call_timeout=20).alive() == "yes"
 
 
@@ -270,20 +271,8 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _SETTINGS = bytes(3) + b"\x04" + bytes(5)
 
 
-@pytest.fixture
-def grpc_server(serve: Serve, target: Target) -> Iterator[courier.Server]:
-    server, client = serve(target, in_process="wire", client={"call_timeout": 20})
-    assert client.alive() == "yes"
-    GrpcClient(server.address, server.secret).close()
-    with nothing_left():
-        yield server
-        assert client.alive() == "yes"
-        with contextlib.closing(GrpcClient(server.address, server.secret)) as again:
-            assert again.is_trusted
-
-
 @pytest.mark.parametrize("seed", range(3))
-def test_junk_in_http2_does_no_harm(grpc_server: courier.Server, bomb: bytes, seed: int) -> None:
+def test_junk_in_http2_does_no_harm(server: courier.Server, bomb: bytes, seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(8):
         length = chance.randrange(64)
@@ -297,7 +286,7 @@ def test_junk_in_http2_does_no_harm(grpc_server: courier.Server, bomb: bytes, se
             b"P" + chance.randbytes(50),
             b"\x16\x03\x01" + chance.randbytes(80),
         ):
-            with socket.create_connection(("127.0.0.1", grpc_server.port), 10) as sock:
+            with socket.create_connection(("127.0.0.1", server.port), 10) as sock:
                 send_anyway(sock, junk)
                 if chance.random() < 0.3:
                     slam(sock)
@@ -305,10 +294,10 @@ def test_junk_in_http2_does_no_harm(grpc_server: courier.Server, bomb: bytes, se
 
 @pytest.mark.parametrize("method", ["Hello", "Call", "Send", "Fetch", "Connect"])
 def test_mutated_messages_are_refused(
-    grpc_server: courier.Server, bomb: bytes, target: Target, method: str
+    server: courier.Server, bomb: bytes, target: Target, method: str
 ) -> None:
     chance = random.Random(method)
-    with contextlib.closing(GrpcClient(grpc_server.address, grpc_server.secret)) as wire:
+    with contextlib.closing(GrpcClient(server.address, server.secret)) as wire:
         stream = wire.channel.stream_stream(f"/courier.v1.Courier/{method}")
         for number in range(40):
             good = wire.sealed(1 + number, GOOD)
@@ -321,34 +310,7 @@ def test_mutated_messages_are_refused(
     assert target.calls == 0
 
 
-def test_frames_in_a_grpc_stream_need_a_proof_too(
-    grpc_server: courier.Server, bomb: bytes, target: Target
-) -> None:
-    with grpc.insecure_channel(grpc_server.address) as channel:
-        connect = channel.stream_stream("/courier.v1.Courier/Connect")
-        hello = prefix(Purpose.CALLS) + ClientHandshake(None).hello()
-        for pieces in (
-            [hello, bytes(PROOF_BYTES), call_frame(1, bomb)],
-            [hello + bytes(PROOF_BYTES) + call_frame(1, bomb)],
-            [call_frame(1, bomb)],
-            [_PREFACE + _SETTINGS],
-            [bomb, bomb],
-        ):
-            with contextlib.suppress(grpc.RpcError):
-                list(connect(iter(pieces), timeout=20))
-    assert target.calls == 0
-
-
 # A client whose server is none
-
-Script = Callable[[Visitor], None]
-
-
-@pytest.fixture
-def rogue() -> Iterator[Callable[[Script], str]]:
-    """Listens, and does with each connection what it is told; returns the address."""
-    with contextlib.ExitStack() as stack:
-        yield lambda script: stack.enter_context(answered_by_hand(script))
 
 
 def call_all_ways(client: Any) -> None:
@@ -363,9 +325,7 @@ def call_all_ways(client: Any) -> None:
             assert item is not None
 
 
-def test_a_timeout_holds_against_a_server_that_says_a_byte_at_a_time(
-    rogue: Callable[[Script], str], connect: Callable[..., Any]
-) -> None:
+def test_a_timeout_holds_against_a_server_that_says_a_byte_at_a_time(meet: Meet) -> None:
     def answer(visitor: Visitor) -> None:
         visitor.socket.sendall(LENGTH.pack(1 << 20))
         for _ in range(600):
@@ -374,20 +334,19 @@ def test_a_timeout_holds_against_a_server_that_says_a_byte_at_a_time(
 
     # The timeout is far below what an attempt may take, also where the machine is slow.
     timing = courier.Timing(attempt_s=60.0)
-    client = connect(rogue(answer), call_timeout=0.5, timing=timing)
-    over = threading.Event()
-    began = time.monotonic()
-    client.futures.hit().add_done_callback(lambda _: over.set())
-    with pytest.raises(courier.CallTimeoutError):
-        client.hit()
-    assert over.wait(20)
-    assert time.monotonic() - began < 20
+    with meet(answer, call_timeout=0.5, timing=timing) as client:
+        over = threading.Event()
+        began = time.monotonic()
+        client.futures.hit().add_done_callback(lambda _: over.set())
+        with pytest.raises(courier.CallTimeoutError):
+            client.hit()
+        assert over.wait(20)
+        assert time.monotonic() - began < 20
 
 
 @_SEEDS
 def test_a_client_outlives_junk_of_a_proven_server(
-    rogue: Callable[[Script], str],
-    connect: Callable[..., Any],
+    meet: Meet,
     secret: courier.Secret,
     seed: int,
 ) -> None:
@@ -406,8 +365,6 @@ def test_a_client_outlives_junk_of_a_proven_server(
             written = joined(frame)
             visitor.send([mutated(written, chance) if chance.random() < 0.05 else written])
 
-    address = rogue(answer)
     for _ in range(6):
-        client = connect(address, call_timeout=2)
-        call_all_ways(client)
-        courier.close(client)
+        with meet(answer, call_timeout=2) as client:
+            call_all_ways(client)

@@ -228,6 +228,7 @@ _FORGERIES: dict[str, Callable[[Visitor, int, bytes], list[Chunk]]] = {
     ),
     "no seal": lambda v, n, b: [*encode(Kind.VALUE, n, Parcel(b)), bytes(32)],
     "left out": lambda v, n, b: v.write(Kind.VALUE, 99) and v.write(Kind.VALUE, n, b),
+    "cut": lambda v, n, b: [b"".join(v.write(Kind.VALUE, n, b))[:-1]],
     "changed pickle": lambda v, n, b: [
         b"".join(v.write(Kind.VALUE, n, bytes(len(b)))).replace(bytes(len(b)), b)
     ],
@@ -319,58 +320,24 @@ def test_a_forgery_right_behind_an_honest_reply_is_noticed_at_once(
         assert sum(isinstance(error, _BROKEN_TRUST) for error in errors) == 1
 
 
-@pytest.mark.parametrize("honest", [True, False])
 def test_a_bomb_under_the_seal_of_an_honest_server_works(
-    meet: Meet,
-    secret: courier.Secret,
-    value_bomb: bytes,
-    tmp_path: Path,
-    honest: bool,
+    meet: Meet, secret: courier.Secret, value_bomb: bytes, tmp_path: Path
 ) -> None:
     """What the tests around this one rely on."""
 
     def behave(visitor: Visitor) -> None:
         visitor.greet(secret)
-        frame = visitor.write(Kind.VALUE, visitor.read().call, value_bomb)
-        visitor.send(frame if honest else [b"".join(frame)[:-1]])
+        visitor.send(visitor.write(Kind.VALUE, visitor.read().call, value_bomb))
 
-    with (
-        meet(behave) as client,
-        contextlib.nullcontext() if honest else pytest.raises(courier.ServerLostError),
-    ):
+    with meet(behave) as client:
         client.anything()
-    mark = tmp_path / "mark"
-    assert mark.exists() == honest
-    mark.unlink(missing_ok=True)  # it was meant to work
-
-
-def test_names_that_the_server_did_not_prove_are_not_believed(
-    meet: Meet, secret: courier.Secret
-) -> None:
-    proved: list[bool] = []
-
-    def behave(visitor: Visitor) -> None:
-        def rename(welcome: bytes) -> bytes:
-            """Nobody can read the name, and yet who knows where it stands can change it."""
-            plain = Introduction("00" * NAME_BYTES, idempotent=("in",)).encode()
-            at = len(welcome) - len(plain) + plain.index(b'"in"') + 1
-            return welcome[:at] + bytes((welcome[at] ^ ord("i") ^ ord("o"),)) + welcome[at + 1 :]
-
-        visitor.greet(secret, idempotent=("in",), change=rename)
-        proved.append(True)
-
-    with (
-        meet(behave) as client,
-        pytest.raises(courier.AuthenticationError, match=client.address),
-    ):
-        client.on()
-    assert not proved
+    (tmp_path / "mark").unlink()  # it was meant to work
 
 
 class TestTheServersDoor:
     """Strangers who speak the protocol, up to a point."""
 
-    @pytest.fixture(params=["tcp", "unix"])
+    @pytest.fixture(params=["tcp", "unix", "grpc"])
     def knock(
         self, request: Any, server: courier.Server, secret: courier.Secret
     ) -> Iterator[Callable[..., Stranger]]:
@@ -381,7 +348,8 @@ class TestTheServersDoor:
                 if request.param == "unix":
                     with Stranger(server.address, secret) as scout:
                         unix = scout.introduction.local
-                return stack.enter_context(Stranger(server.address, known, unix=unix))
+                stream = connected_by_grpc(server.address) if request.param == "grpc" else None
+                return stack.enter_context(Stranger(server.address, known, unix=unix, sock=stream))
 
             yield come
 
@@ -499,13 +467,7 @@ class TestRequestsOnTheWay:
         assert caller.is_hung_up_on()
         assert target.calls == 1
 
-    def test_a_request_that_overtakes_is_refused(self, caller: Stranger, target: Target) -> None:
-        first, second = caller.call(1, GOOD), caller.call(2, GOOD)
-        caller.send([*second, *first])
-        assert caller.is_hung_up_on()
-        assert target.calls == 0
-
-    @pytest.mark.parametrize("change", ["pickle", "method", "seal", "other direction"])
+    @pytest.mark.parametrize("change", ["pickle", "method", "seal", "other direction", "order"])
     def test_a_request_that_was_changed_is_not_unpickled(
         self, caller: Stranger, bomb: bytes, target: Target, change: str
     ) -> None:
@@ -517,6 +479,8 @@ class TestRequestsOnTheWay:
             good = good.replace(b"hit", b"hat", 1)
         elif change == "seal":
             good = good[:-1] + bytes((good[-1] ^ 1,))
+        elif change == "order":
+            good = b"".join([*caller.call(2, bomb), good])
         else:
             caller.seals = Seals(caller.keys.replies)
             good = b"".join(caller.call(1, bomb))
