@@ -207,23 +207,6 @@ def test_the_health_service_says_what_the_server_says(serve: Serve, node: Node) 
         health(server.address)
 
 
-def test_many_grpc_clients_and_ours_are_served_side_by_side(
-    serve: Serve, reach: Reach, node: Node
-) -> None:
-    server, ours = serve(node)
-    clients = [reach(server) for _ in range(6)]
-
-    def talk(number: int) -> list[Any]:
-        client = clients[number]
-        return [client.call("echo", value) for value in range(40)]
-
-    with concurrent.futures.ThreadPoolExecutor(6) as threads:
-        futures = [ours.futures.echo(value) for value in range(100)]
-        for values in threads.map(talk, range(6)):
-            assert values == list(range(40))
-    assert [future.result(20) for future in futures] == list(range(100))
-
-
 _LAZY = """
 server = courier.Server(lambda: "grpc" in sys.modules, secret=secret, in_process="wire")
 server.start()

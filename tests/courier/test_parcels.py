@@ -1,11 +1,9 @@
-import asyncio
 import collections
 import linecache
 import pickle
 import sys
 import traceback
 import types
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import courier
-from courier._proto import courier_pb2 as pb
 from courier.errors import ProtocolError
-from courier.grpc._wire import checked, parse, receive, sealed, send
-from courier.values.parcel import MOST_BUFFERS, Parcel, ParcelAssembler, dumps, pack, unpack
+from courier.values.parcel import MOST_BUFFERS, ParcelAssembler, dumps, pack, unpack
 from courier.wire.secret import SequenceWindow, SessionKey
 
-_SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-) | st.binary()
-_VALUES = st.recursive(
-    _SCALARS,
-    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner),
-    max_leaves=20,
-)
 #: A busy machine takes its time.
 _PATIENTLY = settings(suppress_health_check=[HealthCheck.too_slow])
 _BUFFERS = st.lists(st.binary(max_size=300), max_size=12)
-
-
-@pytest.mark.slow
-@given(_VALUES)
-@_PATIENTLY
-def test_a_value_comes_out_of_its_parcel_as_it_went_in(value: Any) -> None:
-    assert unpack(pack(value)) == value
 
 
 @given(st.lists(st.lists(st.integers(0, 255)), max_size=8), st.integers(1, 64), st.data())
@@ -70,28 +51,6 @@ def test_missing_or_excess_bytes_are_found(data: bytes, buffers: list[bytes], cu
     long = ParcelAssembler(len(data), sizes)
     with pytest.raises(ProtocolError, match="more"):
         long.add(stream + bytes(cut))
-
-
-@given(_VALUES)
-@settings(_PATIENTLY, max_examples=30)
-def test_what_is_sent_in_pieces_is_received(value: Any) -> None:
-    parcel = pack(value)
-    described = pb.Parcel(
-        pickle_bytes=len(parcel.pickle),
-        pickle_sha256=parcel.digest(),
-        buffer_bytes=[len(buffer) for buffer in parcel.buffers],
-    )
-
-    async def travel() -> Parcel:
-        async def pieces() -> AsyncIterator[bytes]:
-            for piece in send(sealed(b"head", b"seal", None), parcel):
-                yield piece
-
-        coming = pieces()
-        opening = parse(pb.Piece, await anext(coming)).opening
-        return await receive(opening, described, coming)
-
-    assert unpack(checked(asyncio.run(travel()), described)) == value
 
 
 @given(st.lists(st.integers(-3, 40) | st.integers(0, 1 << 64)))

@@ -277,32 +277,6 @@ def test_many_reads_leave_the_memory_of_the_server_as_it_is(serve: Serve, script
         assert out == f"{count - 20} True\n", err
 
 
-def test_what_readers_hold_stays_valid_when_the_server_is_gone(
-    script: Script, connect: Connect
-) -> None:
-    process = script(
-        "import numpy as np\n"
-        "class Learner:\n"
-        "    def __init__(self):\n"
-        "        self.shared = courier.Shared({'w': np.arange(1 << 20)})\n"
-        "    def params(self):\n"
-        "        return self.shared\n"
-        "with courier.Server(Learner(), secret=secret) as server:\n"
-        "    print(server.address, flush=True)\n"
-        "    server.join()\n"
-    )
-    assert process.stdout is not None
-    address = process.stdout.readline().strip()
-    client = connect(address, call_timeout=30)
-    value = client.params()
-    process.kill()
-    process.wait()
-    courier.close(client)
-    np.testing.assert_array_equal(value["w"], np.arange(1 << 20))
-    value["w"][:] = 3
-    assert (value["w"] == 3).all()
-
-
 def test_values_replaced_while_others_read_are_never_torn(serve: Serve, connect: Connect) -> None:
     learner = Learner(np.zeros(_SIZE))
     server, _ = serve(learner)
@@ -456,14 +430,18 @@ def _all_is_given_back(before: tuple[int, int]) -> bool:
     return maps() <= before[0] and descriptors() <= before[1]
 
 
-def test_the_memory_goes_when_the_last_reference_goes(serve: Serve) -> None:
+def test_what_readers_hold_stays_valid_without_the_server_and_its_memory_goes_with_the_last(
+    serve: Serve,
+) -> None:
     before = maps(), descriptors()
     learner = Learner([np.arange(_SIZE), np.ones(10)])
-    _, client = serve(learner)
+    server, client = serve(learner)
     client.params()
     assert descriptors() > before[1]
     value = client.params()
     learner.shared = None
+    courier.close(client)
+    server.stop(0.0)
     gc.collect()
     np.testing.assert_array_equal(value[0], np.arange(_SIZE))
     value[0][:] = 1

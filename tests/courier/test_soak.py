@@ -201,7 +201,13 @@ def ask(process: subprocess.Popen[str], *, say: bool = True) -> Any:
     return json.loads(line)
 
 
-def soak(script: Script, seconds: float) -> None:
+@pytest.mark.serial  # eight processes, each with all the memory that it can use
+@pytest.mark.timeout(1_000)
+@pytest.mark.parametrize(
+    "seconds",
+    [pytest.param(15, marks=pytest.mark.slow), pytest.param(600, marks=pytest.mark.long)],
+)
+def test_every_answer_is_its_calls_and_nothing_is_left(script: Script, seconds: float) -> None:
     before = traces()
     server = script(_SERVER)
     assert server.stdout is not None
@@ -234,16 +240,3 @@ def soak(script: Script, seconds: float) -> None:
     server.kill()
     server.communicate()
     wait_until(lambda: traces() <= before)  # others of this machine come and go
-
-
-@pytest.mark.slow
-@pytest.mark.serial  # eight processes, each with all the memory that it can use
-def test_every_answer_is_its_calls_and_nothing_is_left(script: Script) -> None:
-    soak(script, 15)
-
-
-@pytest.mark.long
-@pytest.mark.serial
-@pytest.mark.timeout(1_000)
-def test_every_answer_is_its_calls_and_nothing_is_left_for_ten_minutes(script: Script) -> None:
-    soak(script, 600)

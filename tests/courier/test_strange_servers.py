@@ -217,19 +217,19 @@ def test_items_that_make_no_sense_are_an_error_of_ours(meet: Meet, secret: couri
 class Breaking:
     """Breaks the connection in mid-answer, for some times."""
 
-    def __init__(self, secret: courier.Secret, *, breaks: int, marked: bool = True) -> None:
+    def __init__(self, secret: courier.Secret, *, breaks: int, marked: bool) -> None:
         self._secret = secret
         self._breaks = breaks
         self._names = ("get",) if marked else ()
-        #: The calls that came, by the connections they came over.
-        self.seen: list[tuple[int, int]] = []
+        #: The connections over which a call came.
+        self.seen: list[int] = []
         self._connections = itertools.count()
 
     def __call__(self, visitor: Visitor) -> None:
         connection = next(self._connections)
         visitor.greet(self._secret, idempotent=self._names)
         number = visitor.read().call
-        self.seen.append((connection, number))
+        self.seen.append(connection)
         answer = b"".join(visitor.write(Kind.UNKNOWN_METHOD, number, b"the end" + bytes(100_000)))
         if self._breaks:
             self._breaks -= 1
@@ -239,29 +239,22 @@ class Breaking:
             visitor.is_hung_up_on()
 
 
-def test_a_reply_that_is_lost_half_way_is_asked_for_again_over_a_new_connection(
-    meet: Meet, secret: courier.Secret
+@pytest.mark.parametrize(
+    ("breaks", "marked", "sent", "error"),
+    [
+        (2, True, 3, courier.UnknownMethodError),
+        (100, True, 4, courier.ServerLostError),
+        (100, False, 1, courier.ServerLostError),
+    ],
+    ids=["twice", "always", "not marked"],
+)
+def test_a_reply_that_is_lost_half_way_is_asked_for_a_few_times_if_that_is_allowed(
+    meet: Meet, secret: courier.Secret, breaks: int, marked: bool, sent: int, error: type[Exception]
 ) -> None:
-    fake = Breaking(secret, breaks=2)
-    with (
-        meet(fake, call_timeout=30) as client,
-        pytest.raises(courier.UnknownMethodError, match="the end"),
-    ):
+    fake = Breaking(secret, breaks=breaks, marked=marked)
+    with meet(fake, call_timeout=30) as client, pytest.raises(error, match=f"{client.address}|end"):
         client.get()
-    assert [connection for connection, _ in fake.seen] == [0, 1, 2]
-
-
-@pytest.mark.parametrize(("marked", "sent"), [(True, 4), (False, 1)])
-def test_a_reply_that_is_always_lost_is_asked_for_a_few_times_if_that_is_allowed(
-    meet: Meet, secret: courier.Secret, marked: bool, sent: int
-) -> None:
-    fake = Breaking(secret, breaks=100, marked=marked)
-    with (
-        meet(fake, call_timeout=30) as client,
-        pytest.raises(courier.ServerLostError, match=f"{client.address}: get"),
-    ):
-        client.get()
-    assert len(fake.seen) == sent
+    assert fake.seen == list(range(sent))  # each over a new connection
 
 
 def test_a_call_that_a_stopping_server_refused_is_answered_by_the_next(

@@ -21,9 +21,8 @@ import pytest
 import courier
 from tests.courier.by_hand import OPENING
 from tests.courier.certificates import Authority
-from tests.courier.conftest import RunOn, Script, Serve, go_by
+from tests.courier.conftest import Script, Serve, go_by
 from tests.courier.grpc_client import GrpcClient, refused
-from tests.courier.machines import CLIENT_IP, SERVER_IP, Machines
 from tests.courier.served import Node
 from tests.courier.waiting import wait_until
 
@@ -447,62 +446,3 @@ def _said_at_a_terminal(source: str) -> bytes:
         child.kill()
         child.wait()
         os.close(ours)
-
-
-_SERVER = """
-class Node:
-    def echo(self, value):
-        return value
-
-    def peer(self):
-        return courier.current_call().peer
-
-    def count(self, end):
-        yield from range(end)
-
-    def params(self):
-        return self.shared
-
-
-node = Node()
-node.shared = courier.Shared({"w": np.arange(1 << 20)})
-with courier.Server(
-    node, host=sys.argv[1], secret=secret, tls=tls, in_process="wire", keepalive_s=30
-) as server:
-    print(server.address, flush=True)
-    sys.stdin.read()
-"""
-
-_CLIENT = f"""
-from pathlib import Path
-
-client = courier.Client(sys.argv[1], secret=secret, tls=tls, call_timeout=60)
-assert {CLIENT_IP!r} in client.peer(), client.peer()
-array = np.random.default_rng(1).integers(0, 1 << 62, 1 << 23)
-assert (client.echo(array) == array).all()
-futures = [client.futures.echo(index) for index in range(3000)]
-assert [future.result() for future in futures] == list(range(3000))
-assert list(client.count(1000)) == list(range(1000))
-assert (client.params()["w"] == np.arange(1 << 20)).all()
-assert "memfd:courier" not in Path("/proc/self/maps").read_text()
-without = courier.Client(sys.argv[1], secret=secret, call_timeout=20)
-try:
-    without.echo(1)
-except courier.AuthenticationError:
-    print("all is well")
-"""
-
-
-@pytest.mark.slow
-def test_nodes_of_two_machines_talk_by_tls(
-    machines: Machines, run_on: RunOn, tls: courier.TlsCredentials
-) -> None:
-    head = f"tls = courier.TlsCredentials(**{_of(tls)!r})\n"
-    server = run_on(machines.server, head + _SERVER, SERVER_IP)
-    assert server.stdout is not None
-    address = server.stdout.readline().strip()
-    assert address.startswith(SERVER_IP)
-    out, err = run_on(machines.client, head + _CLIENT, address).communicate(timeout=100)
-    assert out.strip() == "all is well", err
-    server.communicate(timeout=20)
-    assert server.returncode == 0
