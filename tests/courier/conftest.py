@@ -5,7 +5,6 @@ import itertools
 import os
 import pickle
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -19,12 +18,12 @@ import courier
 from courier.client import _dialing
 from tests.courier.by_hand import Visitor, answered_by_hand
 from tests.courier.machines import Machines, why_not
-from tests.courier.scripts import started
+from tests.courier.scripts import Process, started
 from tests.courier.served import Node
 
 Serve = Callable[..., tuple[courier.Server, Any]]
-Script = Callable[..., subprocess.Popen[str]]
-RunOn = Callable[..., subprocess.Popen[str]]
+Script = Callable[..., Process]
+RunOn = Callable[..., Process]
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,7 +74,7 @@ def script(tmp_path: Path, secret: courier.Secret) -> Iterator[Script]:
     """Runs source code as the `__main__` of another process that holds the secret."""
     numbers = itertools.count()
 
-    def start(source: str, *args: object) -> subprocess.Popen[str]:
+    def start(source: str, *args: object) -> Process:
         path = tmp_path / f"script_{next(numbers)}.py"
         head = (
             f"import sys; sys.path.insert(0, {str(_ROOT)!r})\n"
@@ -106,7 +105,7 @@ def run_on(tmp_path: Path, secret: courier.Secret) -> Iterator[RunOn]:
     """Runs source code on one of two machines."""
     numbers = itertools.count()
 
-    def start(space: str, source: str, *args: object) -> subprocess.Popen[str]:
+    def start(space: str, source: str, *args: object) -> Process:
         path = tmp_path / f"there_{next(numbers)}.py"
         path.write_text(
             f"import sys; sys.path.insert(0, {str(_ROOT)!r})\n"

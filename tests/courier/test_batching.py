@@ -564,8 +564,7 @@ handler = courier.batched_handler(batch_size=2, timeout=None)(lambda values: val
 futures = [handler.submit((1, "a")), handler.submit((2.5, "b"))]
 print([future.result(20) for future in futures])
 """
-    output, _ = script(source).communicate(timeout=60)
-    assert output.strip() == "[(1, 'a'), (2.5, 'b')]"
+    assert script(source).output() == "[(1, 'a'), (2.5, 'b')]"
 
 
 def test_the_mark_of_an_idempotent_function_stays(serve: Serve, secret: courier.Secret) -> None:

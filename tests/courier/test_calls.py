@@ -129,8 +129,7 @@ def test_what_main_defines_travels_by_value(serve: Serve, node: Node, script: Sc
         "print(type(total).__name__, total.value)\n",
         server.address,
     )
-    out, err = caller.communicate(timeout=60)
-    assert out == "Mine 3\n", err
+    assert caller.output() == "Mine 3"
 
 
 @pytest.mark.slow

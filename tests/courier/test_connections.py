@@ -90,8 +90,7 @@ def test_ctrl_c_interrupts_a_call_at_once(
     node.await_calls()
     sent_at = time.monotonic()
     caller.send_signal(signal.SIGINT)
-    assert caller.stdout is not None
-    assert caller.stdout.readline() == "interrupted\n"
+    assert caller.line() == "interrupted"
     assert time.monotonic() - sent_at < 20
     assert node.cancelled.wait(20)
     _, err = caller.communicate(timeout=20)
@@ -196,8 +195,7 @@ def test_ctrl_c_interrupts_waiting_for_a_server(script: Script, reserve: Reserve
         "try: client.hang()\n"
         "except KeyboardInterrupt: print('interrupted', flush=True)\n"
     )
-    assert caller.stdout is not None
-    assert caller.stdout.readline() == "calling\n"
+    assert caller.line() == "calling"
     caller.send_signal(signal.SIGINT)
     out, err = caller.communicate(timeout=30)
     # The signal may also come in the moment before the call.

@@ -139,8 +139,7 @@ def test_a_type_that_only_the_server_can_import_becomes_a_remote_error(
         "    print(server.address, flush=True)\n"
         "    sys.stdin.read()\n"
     )
-    assert process.stdout is not None
-    client = connect(process.stdout.readline().strip())
+    client = connect(process.line())
     with pytest.raises(courier.RemoteError, match="how strange") as caught:
         client()
     assert caught.value.type_name == "only_there.StrangeError"

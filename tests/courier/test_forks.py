@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -26,12 +25,6 @@ class Counter:
     def wait(self, seconds: float) -> str:
         courier.current_call().wait_cancelled(seconds)
         return "waited"
-
-
-def _output(process: subprocess.Popen[str], said: str | None = None) -> str:
-    out, err = process.communicate(said, timeout=60)
-    assert process.returncode == 0, err
-    return out
 
 
 _USE = """
@@ -68,7 +61,7 @@ def test_children_use_an_inherited_or_pickled_client_beside_their_parent_or_just
     serve: Serve, script: Script
 ) -> None:
     server, _ = serve(Counter())
-    assert _output(script(_USE, server.address)) == "waited 481\n"
+    assert script(_USE, server.address).output() == "waited 481"
 
 
 _SERVE = """
@@ -103,17 +96,14 @@ def test_a_child_that_outlives_its_server_does_not_keep_the_port_or_the_clients(
 ) -> None:
     port = reserve()
     process = script(_SERVE, in_process, port)
-    assert process.stdout is not None
-    assert process.stdin is not None
-    words = [*process.stdout.readline().split(), *process.stdout.readline().split()]
+    words = [*process.line().split(), *process.line().split()]
     assert "called" in words
     words.remove("called")
     parent, child = map(int, words)
     try:
         client = connect(f"127.0.0.1:{port}", call_timeout=20)
         assert client() == parent
-        process.stdin.write("\n")
-        process.stdin.flush()
+        process.say()
         process.wait(20)
         os.kill(child, 0)
         with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
@@ -145,7 +135,7 @@ print(there(), courier.Client(first.address, secret=secret)())
 def test_a_child_serves_and_stops_its_copy_of_a_server_which_does_not_stop_the_server(
     script: Script,
 ) -> None:
-    assert _output(script(_STOP)) == "child child parent\nparent parent\n"
+    assert script(_STOP).output() == "child child parent\nparent parent"
 
 
 def test_forks_while_calls_run_leave_them_alone(serve: Serve, script: Script) -> None:
@@ -180,7 +170,7 @@ def test_forks_while_calls_run_leave_them_alone(serve: Serve, script: Script) ->
         "os._exit(0)\n",
         server.address,
     )
-    assert _output(process) == "[]\n"
+    assert process.output() == "[]"
 
 
 def test_a_child_closes_what_belongs_to_its_parents_connections(
@@ -205,7 +195,7 @@ def test_a_child_closes_what_belongs_to_its_parents_connections(
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n",
         server.address,
     )
-    assert _output(process) == "0\n"
+    assert process.output() == "0"
 
 
 def test_a_child_does_not_wait_for_calls_of_the_parent_within_its_process(script: Script) -> None:
@@ -222,7 +212,7 @@ def test_a_child_does_not_wait_for_calls_of_the_parent_within_its_process(script
         "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), future.done())\n"
         "    end.set()\n",
     )
-    assert _output(process) == "0 False\n"
+    assert process.output() == "0 False"
 
 
 _SERVE_GRPC = """
@@ -248,11 +238,10 @@ server.stop()
 
 def test_children_of_a_server_with_grpc_clients_live(script: Script) -> None:
     process = script(_SERVE_GRPC)
-    assert process.stdout is not None
-    with grpc.insecure_channel(process.stdout.readline().strip()) as channel:
+    with grpc.insecure_channel(process.line()) as channel:
         watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         next(iter(watching))
-        assert _output(process, "\n").split() == ["0"] * 15
+        assert process.output("\n").split() == ["0"] * 15
 
 
 _SERVE_TWICE = """
@@ -276,15 +265,11 @@ server.stop()
 def test_a_forked_child_says_that_it_cannot_serve_grpc_beside_its_parent(script: Script) -> None:
     """gRPC of the child would serve the connections of its parent."""
     process = script(_SERVE_TWICE)
-    assert process.stdout is not None
-    assert process.stdin is not None
-    address = process.stdout.readline().strip()
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(process.line()) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         assert check(health_pb2.HealthCheckRequest(), timeout=20).status
-        print(file=process.stdin, flush=True)
-        childs_address = process.stdout.readline().strip()
-        with grpc.insecure_channel(childs_address) as other, pytest.raises(grpc.RpcError):
+        process.say()
+        with grpc.insecure_channel(process.line()) as other, pytest.raises(grpc.RpcError):
             health_pb2_grpc.HealthStub(other).Check(health_pb2.HealthCheckRequest(), timeout=20)
         assert check(health_pb2.HealthCheckRequest(), timeout=20).status
         out, err = process.communicate("\n", timeout=60)

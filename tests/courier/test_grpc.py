@@ -224,14 +224,9 @@ def test_grpc_is_loaded_when_the_first_grpc_client_comes(
     script: Script, secret: courier.Secret
 ) -> None:
     process = script(_LAZY)
-    assert process.stdout is not None
-    assert process.stdin is not None
-    loaded, address = process.stdout.readline().split()
+    loaded, address = process.line().split()
     assert loaded == "False"
     client = GrpcClient(address, secret)
     assert client.call("__call__") is True
     client.close()
-    process.stdin.write("\n")
-    process.stdin.flush()
-    assert process.stdout.readline() == "True\n"
-    assert process.wait(20) == 0
+    assert process.output("\n") == "True"

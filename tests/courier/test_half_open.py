@@ -62,40 +62,31 @@ say(client.alive())
 """
 
 
-def said(process: subprocess.Popen[str]) -> list[str]:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line, process.communicate()[1]
-    return line.split()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("doing", ["wait", "send", "take"])
 def test_a_connection_whose_other_machine_is_silent_is_lost_for_both_sides(
     machines: Machines, run_on: RunOn, doing: str
 ) -> None:
     server = run_on(machines.server, _SERVER)
-    (address,) = said(server)
+    address = server.line()
     client = run_on(machines.client, _CLIENT, address, doing)
-    assert said(client) == ["yes"]
+    assert client.line() == "yes"
     if doing == "wait":
-        assert said(server) == ["held"]
+        assert server.line() == "held"
     elif doing == "take":
-        assert said(server) == ["pours"]
+        assert server.line() == "pours"
     machines.plug("down")
     with contextlib.ExitStack() as stack:
         stack.callback(machines.plug, "up")
         timer = _Deadline(client, server)
         stack.callback(timer.cancel)
-        assert said(client) == ["ServerLostError"]
+        assert client.line() == "ServerLostError"
         if doing == "wait":
-            verdict, after_s = said(server)
+            verdict, after_s = server.line().split()
             assert verdict == "noticed"
             assert float(after_s) < _SOON_S
-    assert client.stdin is not None
-    client.stdin.write("\n")
-    client.stdin.flush()
-    assert said(client) == ["yes"]
+    client.say()
+    assert client.line() == "yes"
 
 
 class _Deadline:

@@ -46,8 +46,7 @@ def test_a_server_whose_handlers_are_all_busy_is_healthy(serve: Serve, node: Nod
 
 def test_a_stopped_process_is_not_healthy_until_it_goes_on(script: Script) -> None:
     process = script(_SERVER)
-    assert process.stdout is not None
-    address = process.stdout.readline().strip()
+    address = process.line()
     assert courier.is_healthy(address, 20)
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)

@@ -3,7 +3,6 @@
 import asyncio
 import concurrent.futures
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +13,7 @@ import courier
 from courier import lowlevel
 from tests.courier.by_hand import Stranger
 from tests.courier.conftest import Connect, Reserve, Script
+from tests.courier.scripts import Process
 
 #: Counts its lives in a file. In its first ones (argument 3), it says so and hangs or dies.
 _SERVER = """
@@ -47,15 +47,10 @@ with courier.Server(Object(), secret=secret, port=port, share_port=True) as serv
     sys.stdin.read()
 """
 
-Start = Callable[[], subprocess.Popen[str]]
+Start = Callable[[], Process]
 
 
-def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
+def _kill(process: Process) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
 
@@ -69,9 +64,9 @@ def port(reserve: Reserve) -> int:
 def start(script: Script, port: int, tmp_path: Any) -> Start:
     """Starts the server whose first life hangs in its calls."""
 
-    def run(deadly_lives: int = 1) -> subprocess.Popen[str]:
+    def run(deadly_lives: int = 1) -> Process:
         process = script(_SERVER, port, tmp_path / "lives", deadly_lives)
-        assert _line(process) == "ready"
+        assert process.line() == "ready"
         return process
 
     return run
@@ -111,7 +106,7 @@ def test_a_lost_call_to_an_idempotent_method_is_answered_by_the_next_server_and_
     items, dropped = client.unsafe_items(), client.futures.safe_in_first_life()
     assert next(items) == 0
     for _ in (*calls, *unsafe, items, dropped):
-        assert _line(first) == "called"
+        assert first.line() == "called"
     killed_at = time.monotonic()
     _kill(first)
     for each in unsafe:
@@ -134,7 +129,7 @@ def test_a_repeat_that_finds_no_server_is_a_lost_call_if_it_must_not_wait(
     client = connect(f"127.0.0.1:{port}", wait_for_ready=told)
     futures = [client.futures.safe() for _ in range(3)]
     for _ in futures:
-        assert _line(first) == "called"
+        assert first.line() == "called"
     _kill(first)
     if told:
         late = client.futures.safe()  # repeated or never sent, it waits with the others
@@ -153,7 +148,7 @@ def test_a_repeat_keeps_to_the_timeout_of_its_call(
     # Long enough to be sent, and lost, before its time is over.
     client = connect(f"127.0.0.1:{port}", call_timeout=5)
     future = client.futures.safe()
-    assert _line(first) == "called"
+    assert first.line() == "called"
     _kill(first)
     with pytest.raises(courier.CallTimeoutError, match="may have run"):
         future.result(30)

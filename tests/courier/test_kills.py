@@ -4,7 +4,6 @@ import concurrent.futures
 import contextlib
 import gc
 import signal
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -65,13 +64,6 @@ def _marked(mark: str) -> list[str]:
     return found
 
 
-def read_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    assert line, process.communicate()[1]
-    return line
-
-
 class Holder:
     """Keeps what it was given until nobody waits for the answer any more."""
 
@@ -130,7 +122,7 @@ def test_a_killed_client_leaves_no_memory_and_its_handlers_hear_of_it(
     with nothing_left(slack_bytes=2 * _BYTES):
         for turn in range(1, 3):
             victim = script(_CLIENT, server.address)
-            assert read_line(victim) == "ready"
+            assert victim.line() == "ready"
             wait_until(lambda turn=turn: holder.held == 3 * turn)
             assert segments(victim.pid)
             victim.send_signal(signal.SIGKILL)  # in the middle of sending
@@ -176,7 +168,7 @@ def test_a_killed_server_is_noticed_at_once_and_its_successor_found(
 ) -> None:
     port = reserve()
     first = script(_SERVER, port)
-    assert int(read_line(first)) == port
+    assert int(first.line()) == port
     client = connect(f"127.0.0.1:{port}", call_timeout=60)
     array = np.full(_BYTES, 7, np.uint8)
     assert client.keep(array) == 1
@@ -187,7 +179,7 @@ def test_a_killed_server_is_noticed_at_once_and_its_successor_found(
         next(items)
         result = client.big()
         for _ in range(2):
-            assert read_line(first) == "held"
+            assert first.line() == "held"
         assert segments()
         first.send_signal(signal.SIGKILL)
         began = time.monotonic()
@@ -202,7 +194,7 @@ def test_a_killed_server_is_noticed_at_once_and_its_successor_found(
         assert result[0] == result[-1] == 7
         del result
         second = script(_SERVER, port)
-        assert int(read_line(second)) == port
+        assert int(second.line()) == port
         assert client.alive() == "yes"
         assert client.pid() == second.pid
         del items, waits, future, pending

@@ -426,5 +426,5 @@ def test_a_forked_child_goes_to_the_new_address_and_moves_by_itself(
     serve: Serve, script: Script
 ) -> None:
     old, new = serve(Node("first"))[0], serve(Node("second"))[0]
-    out, err = script(_FORK, old.address, new.address).communicate(timeout=60)
-    assert out.splitlines() == ["first first", "second second"], err
+    said = script(_FORK, old.address, new.address).output()
+    assert said.splitlines() == ["first first", "second second"]

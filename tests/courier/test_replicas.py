@@ -8,7 +8,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -17,10 +17,8 @@ import courier
 from courier import lowlevel
 from launchpad_lite.testing.programs import call_until_answered
 from tests.courier.conftest import Connect, Reserve, Script, Serve, our_threads
+from tests.courier.scripts import Process
 from tests.courier.waiting import wait_until
-
-if TYPE_CHECKING:
-    import subprocess
 
 KEYS = [f"key {number}" for number in range(60)]
 
@@ -103,10 +101,9 @@ def away(connect: Connect, reserve: Reserve) -> Connect:
     return make
 
 
-def started(script: Script, port: int) -> "subprocess.Popen[str]":
+def started(script: Script, port: int) -> Process:
     process = script(_SERVER, port)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
+    assert process.line() == "up"
     return process
 
 
@@ -586,5 +583,4 @@ def test_another_process_and_its_children_find_the_same_homes(
         "print(os.waitpid(child, 0)[1], homes)\n",
         path,
     )
-    shown, errors = process.communicate(timeout=60)
-    assert shown.strip() == f"0 {[pool.by_key(key).who() for key in KEYS]}", errors
+    assert process.output() == f"0 {[pool.by_key(key).who() for key in KEYS]}"

@@ -267,14 +267,12 @@ def test_many_reads_leave_the_memory_of_the_server_as_it_is(serve: Serve, script
     before = maps(), descriptors(), _resident_bytes()
     readers = [script(_READER, server.address, 100) for _ in range(2)]
     for reader in readers:
-        assert reader.stdout is not None
-        assert reader.stdout.readline() == "1\n"
+        assert reader.line() == "1"
     gc.collect()
     wait_until(lambda: maps() <= before[0] and descriptors() <= before[1])
     assert _resident_bytes() - before[2] < 8 * count
     for reader in readers:
-        out, err = reader.communicate("\n", timeout=60)
-        assert out == f"{count - 20} True\n", err
+        assert reader.output("\n") == f"{count - 20} True"
 
 
 def test_values_replaced_while_others_read_are_never_torn(serve: Serve, connect: Connect) -> None:
@@ -361,8 +359,7 @@ print(os.waitpid(child, 0)[1], ok, bool((pickle.loads(data, buffers=kept) == 1).
 def test_a_forked_child_goes_on_with_it_and_does_not_write_to_what_its_parent_shares(
     script: Script,
 ) -> None:
-    out, err = script(_FORK).communicate(timeout=60)
-    assert out == "0 True True\n", err
+    assert script(_FORK).output() == "0 True True"
 
 
 def test_where_there_is_no_memory_without_a_name_it_is_sent_as_all_else(
@@ -404,8 +401,7 @@ def test_memory_is_used_again_when_its_last_reader_has_gone(
     learner = Learner(np.full(_SIZE, 7))
     server, client = serve(learner)
     holder = script(_HOLDER, server.address)
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "7\n"
+    assert holder.line() == "7"
     learner.shared = None
     client.params()  # whoever answered the holder holds nothing any more
     wait_until(lambda: server.handlers.is_idle)

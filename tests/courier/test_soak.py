@@ -1,7 +1,6 @@
 """Many clients, all kinds of calls, for long: each answer is its call's, and nothing is left."""
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 
 from tests.courier.conftest import Script
 from tests.courier.fuzzing import descriptors, resident_bytes, segments
+from tests.courier.scripts import Process
 from tests.courier.test_kills import traces
 from tests.courier.waiting import wait_until
 
@@ -190,15 +190,10 @@ state()
 )
 
 
-def ask(process: subprocess.Popen[str], *, say: bool = True) -> Any:
-    assert process.stdin is not None
-    assert process.stdout is not None
+def ask(process: Process, *, say: bool = True) -> Any:
     if say:
-        process.stdin.write("\n")
-        process.stdin.flush()
-    line = process.stdout.readline()
-    assert line, process.communicate()[1]
-    return json.loads(line)
+        process.say()
+    return json.loads(process.line())
 
 
 @pytest.mark.serial  # eight processes, each with all the memory that it can use
@@ -210,8 +205,7 @@ def ask(process: subprocess.Popen[str], *, say: bool = True) -> Any:
 def test_every_answer_is_its_calls_and_nothing_is_left(script: Script, seconds: float) -> None:
     before = traces()
     server = script(_SERVER)
-    assert server.stdout is not None
-    address = server.stdout.readline().strip()
+    address = server.line()
     warm = script(_CLIENT, address, 99, 1, 1)
     ask(warm, say=False)
     ask(warm)

@@ -340,10 +340,10 @@ def test_a_pickled_client_loads_only_where_credentials_of_the_authority_are_held
         f"client = pickle.loads({pickle.dumps(client)!r})\n"
         "print('echo', client.echo(7))\n"
     )
-    out, err = process.communicate(timeout=60)
-    assert out.startswith("refused"), err
+    out = process.output()
+    assert out.startswith("refused")
     assert "authority" in out
-    assert out.endswith("echo 7\n"), err
+    assert out.endswith("echo 7")
 
 
 @pytest.mark.parametrize("kind", ["equal", "other"])
