@@ -69,6 +69,7 @@ __all__ = [
     "encode",
     "host_name",
     "prefix",
+    "relay",
 ]
 
 #: What our clients say first.
@@ -208,6 +209,25 @@ class Stranger(_Side):
 
     def __exit__(self, *exc: object) -> None:
         self.socket.close()
+
+
+def relay(near: socket.socket, address: str, heard: list[bytes] | None = None) -> None:
+    """Passes on what a peer and a server say, until one leaves; notes what is heard."""
+    with connected(address) as far:
+        back = threading.Thread(target=_pass_on, args=(far, near, heard))
+        back.start()
+        _pass_on(near, far, heard)
+        back.join(20)
+
+
+def _pass_on(source: socket.socket, target: socket.socket, heard: list[bytes] | None) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            if heard is not None:
+                heard.append(data)
+            target.sendall(data)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
 
 
 @contextlib.contextmanager

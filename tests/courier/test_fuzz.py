@@ -59,10 +59,8 @@ _SEEDS = pytest.mark.parametrize(
 class Target:
     def __init__(self) -> None:
         self.calls = 0
-        self.given: list[tuple[Any, ...]] = []
 
-    def hit(self, *args: Any) -> int:
-        self.given.append(args)
+    def hit(self, *_: Any) -> int:
         self.calls += 1
         return self.calls
 
@@ -72,9 +70,6 @@ class Target:
     def items(self) -> Iterator[bytes]:
         for _ in range(100):
             yield bytes(1000)
-
-    def hold(self) -> bool:
-        return courier.current_call().wait_cancelled(20)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import asyncio
 import concurrent.futures
-import contextlib
 import gc
 import itertools
 import pickle
@@ -17,6 +16,7 @@ import pytest
 
 import courier
 from courier import lowlevel
+from tests.courier.by_hand import relay
 from tests.courier.certificates import Authority
 from tests.courier.conftest import Connect, Reserve, Script, Serve, go_by
 from tests.courier.waiting import wait_until
@@ -189,23 +189,12 @@ def test_a_server_that_answers_late_at_the_old_address_is_not_called_and_fails_n
         nowhere = reserve()
         lowlevel.move(client, _at(nowhere))
         # Only now the handshake with the old server can begin.
-        with near, socket.create_connection(("127.0.0.1", old.port), _PATIENCE_S) as far:
-            back = threading.Thread(target=_copy, args=(far, near))
-            back.start()
-            _copy(near, far)
-            back.join(_PATIENCE_S)
+        with near:
+            relay(near, old.address)
     assert not future.done()
     serve(second, port=nowhere, share_port=True)
     assert future.result(_PATIENCE_S) == "second"
     assert (late.ran, second.ran) == ([], ["call"])
-
-
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(4096):
-            target.sendall(data)
-    with contextlib.suppress(OSError):
-        target.shutdown(socket.SHUT_WR)
 
 
 def test_a_move_to_nowhere_and_back_makes_calls_wait_in_between(

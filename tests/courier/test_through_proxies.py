@@ -2,10 +2,8 @@
 
 import concurrent.futures
 import contextlib
-import queue
 import socket
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -13,7 +11,8 @@ import numpy as np
 import pytest
 
 import courier
-from tests.courier.conftest import Serve
+from tests.courier.by_hand import Visitor, answered_by_hand, relay
+from tests.courier.conftest import Connect, Serve
 from tests.courier.served import Node
 
 _CONNECT = "/courier.v1.Courier/Connect"
@@ -21,83 +20,41 @@ _CONNECT = "/courier.v1.Courier/Connect"
 _PATIENT = courier.Timing(probe_s=10.0, grpc_attempt_s=20.0)
 
 
-class StreamProxy:
+@contextlib.contextmanager
+def stream_proxy(address: str) -> Iterator[str]:
     """A gRPC server that knows nothing but to pass the bytes of one stream on."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.insecure_channel(address)
-        self._threads = concurrent.futures.ThreadPoolExecutor(16)
-        self._server = grpc.server(self._threads)
-        handler = grpc.stream_stream_rpc_method_handler(self._pass_on)
-        service, method = _CONNECT.strip("/").split("/")
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service, {method: handler}),)
-        )
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self._server.start()
-
-    def _pass_on(self, pieces: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
-        connect: Any = self._channel.stream_stream(_CONNECT)
+    def pass_on(pieces: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
+        connect: Any = channel.stream_stream(_CONNECT)
         behind = connect(pieces)
         context.add_callback(behind.cancel)
         with contextlib.suppress(grpc.RpcError):
             yield from behind
 
-    def close(self) -> None:
-        """Dies, and takes its streams along."""
-        self._server.stop(None).wait()
-        self._channel.close()
-        self._threads.shutdown()
+    handler = grpc.stream_stream_rpc_method_handler(pass_on)
+    service, method = _CONNECT.strip("/").split("/")
+    handlers = [grpc.method_handlers_generic_handler(service, {method: handler})]
+    with (
+        grpc.insecure_channel(address) as channel,
+        concurrent.futures.ThreadPoolExecutor(16) as threads,
+    ):
+        server = grpc.server(threads, handlers)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield f"127.0.0.1:{port}"
+        server.stop(None).wait()
 
 
-class PickyFront:
+@contextlib.contextmanager
+def picky_front(address: str) -> Iterator[str]:
     """Passes connections on whose first byte is gRPC's, and hangs up on all others."""
 
-    def __init__(self, address: str) -> None:
-        self._behind = address.rpartition(":")
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._sockets: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
+    def treat(visitor: Visitor) -> None:
+        if visitor.socket.recv(1, socket.MSG_PEEK) == b"P":
+            relay(visitor.socket, address)
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                sock, _ = self._listener.accept()
-                if sock.recv(1, socket.MSG_PEEK) != b"P":
-                    sock.close()
-                    continue
-                behind = socket.create_connection((self._behind[0], int(self._behind[2])))
-                for source, target in ((sock, behind), (behind, sock)):
-                    self._sockets.put(source)
-                    thread = threading.Thread(target=_copy, args=(source, target))
-                    thread.start()
-                    self._threads.append(thread)
-
-    def close(self) -> None:
-        """Dies, and takes its connections along."""
-        if self._listener.fileno() < 0:
-            return
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._threads[0].join(20)
-        sockets = [self._sockets.get() for _ in range(self._sockets.qsize())]
-        for sock in sockets:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads[1:]:
-            thread.join(20)
-        for sock in sockets:
-            sock.close()
-
-
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while piece := source.recv(1 << 16):
-            target.sendall(piece)
-    with contextlib.suppress(OSError):
-        target.shutdown(socket.SHUT_WR)
+    with answered_by_hand(treat) as there:
+        yield there
 
 
 def _arrays(end: int, size: int) -> Iterator[Any]:
@@ -105,21 +62,24 @@ def _arrays(end: int, size: int) -> Iterator[Any]:
         yield np.full(size, number)
 
 
-@pytest.fixture(params=[StreamProxy, PickyFront])
-def proxy(request: Any, serve: Serve, node: Node) -> Iterator[Any]:
+@pytest.fixture
+def proxy() -> Iterator[contextlib.ExitStack]:
+    """Dies, and takes its connections along, when it is closed."""
+    with contextlib.ExitStack() as proxy:
+        yield proxy
+
+
+@pytest.fixture(params=[stream_proxy, picky_front])
+def client(
+    request: Any, proxy: contextlib.ExitStack, serve: Serve, connect: Connect, node: Node
+) -> Any:
     server, _ = serve(node)
     server.bind("arrays", _arrays)
-    proxy = request.param(server.address)
-    yield proxy
-    proxy.close()
+    address = proxy.enter_context(request.param(server.address))
+    return connect(address, call_timeout=60, timing=_PATIENT)
 
 
-@pytest.fixture
-def client(proxy: Any, connect: Callable[..., Any]) -> Any:
-    return connect(proxy.address, call_timeout=60, timing=_PATIENT)
-
-
-def test_calls_futures_exceptions_and_arrays_pass(client: Any) -> None:
+def test_calls_futures_exceptions_arrays_and_generators_pass(client: Any) -> None:
     assert client.echo("here") == "here"
     futures = [client.futures.echo(number) for number in range(200)]
     assert [future.result(20) for future in futures] == list(range(200))
@@ -127,9 +87,6 @@ def test_calls_futures_exceptions_and_arrays_pass(client: Any) -> None:
         client.fail()
     array = np.arange(3_000_000, dtype=np.float64)
     assert np.array_equal(client.echo(array), array)
-
-
-def test_generators_pass_and_wait_for_their_reader(client: Any) -> None:
     for end, size in ((500, 1), (6, 1_000_000)):
         assert [item[-1] for item in client.arrays(end, size)] == list(range(end))
     items = client.arrays(1_000_000, 10_000)
@@ -153,7 +110,7 @@ def test_a_handler_notices_a_cancelled_call_and_a_closed_client(client: Any, nod
 
 
 def test_a_proxy_that_dies_loses_the_calls_on_their_way(
-    proxy: Any, client: Any, node: Node
+    proxy: contextlib.ExitStack, client: Any, node: Node
 ) -> None:
     future, items = client.futures.hang(), client.arrays(1_000_000, 10_000)
     next(items)
@@ -163,11 +120,3 @@ def test_a_proxy_that_dies_loses_the_calls_on_their_way(
     with pytest.raises(courier.ServerLostError):
         list(items)
     assert node.cancelled.wait(20)
-
-
-def test_another_secret_is_refused_there_too(proxy: Any, connect: Callable[..., Any]) -> None:
-    client = connect(
-        proxy.address, secret=courier.Secret.generate(), call_timeout=20, timing=_PATIENT
-    )
-    with pytest.raises(courier.AuthenticationError, match=proxy.address):
-        client.echo(1)

@@ -9,7 +9,6 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ import psutil
 import pytest
 
 import courier
-from tests.courier.by_hand import OPENING
+from tests.courier.by_hand import OPENING, Visitor, relay
 from tests.courier.certificates import Authority
-from tests.courier.conftest import Script, Serve, go_by
+from tests.courier.conftest import Meet, Script, Serve, go_by
 from tests.courier.grpc_client import GrpcClient, refused
 from tests.courier.served import Node
 from tests.courier.waiting import wait_until
@@ -199,26 +198,16 @@ def test_who_has_no_valid_certificate_is_told_so_at_once(
 
 
 def test_a_server_that_leaves_during_the_handshake_is_lost_and_no_stranger(
-    tls: courier.TlsCredentials, over_tcp: None
+    meet: Meet, tls: courier.TlsCredentials, over_tcp: None
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    def leave(visitor: Visitor) -> None:
+        visitor.socket.recv(1 << 16)
 
-        def leave() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    visitor, _ = listener.accept()
-                    with visitor:
-                        visitor.recv(1 << 16)
-
-        leaving = threading.Thread(target=leave)
-        leaving.start()
-        host, port = listener.getsockname()
-        client = courier.Client(f"{host}:{port}", tls=tls, wait_for_ready=False)
-        with pytest.raises(courier.ServerUnreachableError, match="the peer left during"):
-            client.echo(1)
-        courier.close(client)
-        listener.shutdown(socket.SHUT_RDWR)
-    leaving.join(_PATIENCE_S)
+    with (
+        meet(leave, secret=None, tls=tls, wait_for_ready=False) as client,
+        pytest.raises(courier.ServerUnreachableError, match="the peer left during"),
+    ):
+        client.echo(1)
 
 
 def test_a_wrong_secret_is_refused_under_tls(serve_tls: Serve, carrier: str) -> None:
@@ -280,37 +269,17 @@ def test_a_stranger_costs_little_until_its_certificate_was_seen(serve_tls: Serve
 
 
 def test_what_travels_under_tls_cannot_be_read_on_the_way(
-    serve_tls: Serve, connect: Callable[..., Any], tls: courier.TlsCredentials, over_tcp: None
+    serve_tls: Serve, meet: Meet, tls: courier.TlsCredentials, over_tcp: None
 ) -> None:
     server, _ = serve_tls(Node())
     heard: list[bytes] = []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        relay = threading.Thread(target=_relay, args=(listener, server.port, heard))
-        relay.start()
-        client = connect(f"127.0.0.1:{listener.getsockname()[1]}", tls=tls, call_timeout=30)
-        text = "nobody shall read this" * 10
+    text = "nobody shall read this" * 10
+    with meet(lambda peer: relay(peer.socket, server.address, heard), tls=tls) as client:
         assert client.echo(text) == text
-        courier.close(client)
-        relay.join(_PATIENCE_S)
     everything = b"".join(heard)
     assert len(everything) > 2 * len(text)
     assert b"nobody shall read this" not in everything
     assert b"echo" not in everything
-
-
-def _relay(listener: socket.socket, port: int, heard: list[bytes]) -> None:
-    def copy(source: socket.socket, target: socket.socket) -> None:
-        while data := source.recv(1 << 16):
-            heard.append(data)
-            target.sendall(data)
-        target.shutdown(socket.SHUT_WR)
-
-    near, _ = listener.accept()
-    with near, socket.create_connection(("127.0.0.1", port)) as far:
-        back = threading.Thread(target=copy, args=(far, near))
-        back.start()
-        copy(near, far)
-        back.join()
 
 
 def test_credentials_are_never_in_a_pickle(
