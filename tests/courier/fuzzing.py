@@ -177,6 +177,11 @@ def descriptors(pid: int | str = "self") -> list[str]:
     return found
 
 
+def connections() -> int:
+    """Returns how many sockets are open here."""
+    return sum(target.startswith("socket:") for target in descriptors())
+
+
 def segments(pid: int | str = "self") -> list[str]:
     """Returns the shared segments that a process maps, or has open."""
     mapped = [

@@ -7,6 +7,13 @@ from typing import Any
 import courier
 
 
+def hear(client: Any) -> None:
+    """Hears of a call of a node by its callback, and nothing else."""
+    heard = threading.Event()
+    client.futures.echo().add_done_callback(lambda _: heard.set())
+    assert heard.wait(20)
+
+
 class Node:
     def __init__(self) -> None:
         #: Calls of `block` and `hang` that have begun.

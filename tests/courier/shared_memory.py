@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from tests.courier import fuzzing
+
 
 def maps() -> int:
     """Returns how many values that others share are mapped here."""
@@ -10,10 +12,4 @@ def maps() -> int:
 
 def descriptors() -> int:
     """Returns how many descriptors of shared values are open here."""
-    targets = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            targets.append(str(entry.readlink()))
-        except OSError:
-            continue
-    return sum("memfd:courier-shared" in target for target in targets)
+    return sum("memfd:courier-shared" in target for target in fuzzing.descriptors())

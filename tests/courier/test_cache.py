@@ -7,7 +7,6 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 
 import courier
 from courier import lowlevel
-from tests.courier import shared_memory
+from tests.courier import fuzzing, shared_memory
 from tests.courier.conftest import Connect, Reserve, Serve
 from tests.courier.waiting import wait_until
 
@@ -169,10 +168,6 @@ Make = Callable[..., Room]
 @pytest.fixture
 def make(serve: Serve, connect: Connect) -> Make:
     return lambda **options: Room(serve, connect, **options)
-
-
-def _descriptors() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 # How old an answer is
@@ -504,7 +499,7 @@ def test_refreshing_a_large_array_takes_no_more_and_more_descriptors(
             room.clock.now += 1
             room.target.array = np.full(_SIZE, index)
             assert (room.client.params()["w"] == index).all()
-            counts.append(_descriptors())
+            counts.append(len(fuzzing.descriptors()))
     finally:
         gc.enable()
     # Some mappings linger in either process until their segment is used again.

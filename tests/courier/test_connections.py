@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,9 @@ from courier.wire.carrier import SocketCarrier
 from courier.wire.channel import Channel
 from courier.wire.watching import Events, Spin
 from tests.courier.conftest import Connect, Reserve, Script, Serve, our_threads
+from tests.courier.fuzzing import descriptors
 from tests.courier.served import Node
 from tests.courier.waiting import wait_until
-
-_OPEN_FILES = Path("/proc/self/fd")
 
 
 class Counter:
@@ -294,12 +292,12 @@ def test_a_client_may_be_closed_while_others_call(
 def test_clients_with_another_timeout_share_the_connection(serve: Serve) -> None:
     _, client = serve(Counter(), in_process="wire")
     client.increment()
-    open_files = len(list(_OPEN_FILES.iterdir()))
+    open_files = len(descriptors())
     copies = [courier.with_timeout(client, 20 + number) for number in range(20)]
     copies += [courier.with_timeout(copy, None) for copy in copies]
     assert [copy.increment() for copy in copies] == list(range(2, 42))
     # Not ==: the server may just be closing the connection by which the first one introduced itself.
-    assert len(list(_OPEN_FILES.iterdir())) <= open_files
+    assert len(descriptors()) <= open_files
 
 
 def test_each_of_those_that_share_a_connection_has_its_own_timeout(
@@ -494,7 +492,7 @@ def test_what_one_thread_gives_up_wakes_the_one_that_waits_for_it(
 
 
 def _held() -> tuple[int, int]:
-    return len(list(_OPEN_FILES.iterdir())), len(our_threads())
+    return len(descriptors()), len(our_threads())
 
 
 class Source(Node):

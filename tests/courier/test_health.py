@@ -3,12 +3,12 @@
 import os
 import signal
 import threading
-from pathlib import Path
 
 import pytest
 
 import courier
 from tests.courier.conftest import Reserve, Script, Serve
+from tests.courier.fuzzing import descriptors
 from tests.courier.served import Node
 from tests.courier.waiting import wait_until
 
@@ -59,7 +59,7 @@ def test_checks_leave_nothing_behind(serve: Serve) -> None:
     server, _ = serve(print)
 
     def held() -> tuple[int, int]:
-        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+        return len(descriptors()), threading.active_count()
 
     def check() -> None:
         for _ in range(20):

@@ -23,7 +23,7 @@ from courier.wire.carrier import UnixCarrier
 from courier.wire.channel import Channel, NothingSentError
 from courier.wire.frames import Kind
 from tests.courier.conftest import Connect, Reserve, Serve
-from tests.courier.served import Node
+from tests.courier.served import Node, hear
 from tests.courier.waiting import wait_until
 
 _PATIENCE_S = 20.0
@@ -197,8 +197,8 @@ def test_an_error_of_one_connection_is_not_that_of_others(
 ) -> None:
     _, one = serve(node)
     _, other = serve(Node())
-    _hear(one)
-    _hear(other)
+    hear(one)
+    hear(other)
     # Nothing is open but what comes next, so that it is the first that the background reader looks at.
     wait_until(lambda: not BACKGROUND_READER._attended)
     real = Link.expire
@@ -217,17 +217,10 @@ def test_an_error_of_one_connection_is_not_that_of_others(
         future.result(10)
     node.release.set()
     assert other.echo(1) == 1
-    _hear(other)
-    _hear(one)
+    hear(other)
+    hear(one)
     assert "continues" in caplog.text
     caplog.clear()
-
-
-def _hear(client: Any) -> None:
-    """Hears of a call by its callback, and nothing else."""
-    heard = threading.Event()
-    client.futures.echo().add_done_callback(lambda _: heard.set())
-    assert heard.wait(10)
 
 
 @pytest.mark.parametrize("method", ["echo", "count"])

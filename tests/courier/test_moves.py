@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import psutil
 import pytest
 
 import courier
@@ -19,6 +18,7 @@ from courier import lowlevel
 from tests.courier.by_hand import relay
 from tests.courier.certificates import Authority
 from tests.courier.conftest import Connect, Reserve, Script, Serve, go_by
+from tests.courier.fuzzing import connections
 from tests.courier.waiting import wait_until
 
 _PATIENCE_S = 20.0
@@ -374,15 +374,9 @@ def test_a_client_moves_between_its_own_process_and_others(serve: Serve, connect
 
 
 def test_moves_leave_no_connection_behind(pair: Pair) -> None:
-    process = psutil.Process()
     assert pair.client.who() == "first"
     pair.move()
     assert pair.client.who() == "second"
-
-    def connections() -> int:
-        # Unix sockets by which others connect to us count, too: both ends are here.
-        ask = getattr(process, "net_connections", None) or process.connections  # before psutil 6
-        return len(ask("all"))
 
     gc.collect()
     before = connections()

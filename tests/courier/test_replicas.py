@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import pytest
 
 import courier
 from courier import lowlevel
 from launchpad_lite.testing.programs import call_until_answered
 from tests.courier.conftest import Connect, Reserve, Script, Serve, our_threads
+from tests.courier.fuzzing import connections
 from tests.courier.scripts import Process
 from tests.courier.waiting import wait_until
 
@@ -479,12 +479,6 @@ def test_a_call_that_was_cancelled_while_none_was_there_does_not_run(
 # The end
 
 
-def sockets() -> int:
-    process = psutil.Process()
-    ask = getattr(process, "net_connections", None) or process.connections  # before psutil 6
-    return len(ask(kind="all"))
-
-
 def refuses_calls(pool: courier.Pool, why: str) -> None:
     for call in (pool.who, pool.futures.who, pool.by_key("x").who, pool.all.who):
         with pytest.raises(courier.CallCancelledError, match=why):
@@ -494,8 +488,8 @@ def refuses_calls(pool: courier.Pool, why: str) -> None:
 
 
 def test_closing_the_clients_ends_all_calls_and_connections(three: Group, away: Connect) -> None:
-    before = sockets()
     clients = [away(), *three.clients]
+    before = connections()
     pool = courier.Pool(clients)
     futures = [pool.futures.wait() for _ in range(8)]
     wait_until(lambda: all(each.waiting for each in three.objects))
@@ -504,7 +498,7 @@ def test_closing_the_clients_ends_all_calls_and_connections(three: Group, away: 
     for future in futures:
         assert isinstance(future.exception(20), courier.CallCancelledError)
     refuses_calls(pool, "closed")
-    wait_until(lambda: sockets() <= before)
+    wait_until(lambda: connections() <= before)
 
 
 @pytest.mark.parametrize(

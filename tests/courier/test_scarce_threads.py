@@ -9,6 +9,7 @@ import pytest
 import courier
 from tests.courier import served
 from tests.courier.conftest import Connect, Serve
+from tests.courier.served import hear
 from tests.courier.waiting import wait_until
 
 Refuse = Callable[[str], None]
@@ -43,23 +44,16 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Iterator[Refuse]:
     set_name("")
 
 
-def _hear(client: Any) -> None:
-    """Hears of a call by its callback, and nothing else."""
-    heard = threading.Event()
-    client.futures.echo().add_done_callback(lambda _: heard.set())
-    assert heard.wait(10)
-
-
 def test_callbacks_are_called_without_threads_and_those_of_others_afterwards(
     serve: Serve, refuse: Refuse
 ) -> None:
     _, one = serve(Node())
     _, other = serve(Node())
     refuse("courier-callback")
-    _hear(one)
+    hear(one)
     refuse("")
-    _hear(other)
-    _hear(one)
+    hear(other)
+    hear(one)
 
 
 _BUSY = courier.ServerBusyError
@@ -106,7 +100,7 @@ def test_the_attendant_begins_when_there_is_a_thread_for_it(
     with pytest.raises(courier.CourierError, match="can't start new thread"):
         client.echo(1)
     refuse("")
-    _hear(client)
+    hear(client)
 
 
 def test_a_fast_method_is_answered_though_nobody_can_watch_it(serve: Serve, refuse: Refuse) -> None:

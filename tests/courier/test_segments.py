@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import courier
+from tests.courier import served
 from tests.courier.conftest import Serve
 from tests.courier.waiting import wait_until
 
@@ -22,28 +23,17 @@ _PAGE = 4096
 _MIN_BYTES = 1 << 18
 
 
-class Node:
+class Node(served.Node):
     def __init__(self) -> None:
+        super().__init__()
         self.kept: list[Any] = []
-
-    def echo(self, value: Any) -> Any:
-        return value
 
     def keep(self, value: Any) -> int:
         self.kept.append(value)
         return len(self.kept)
 
-    def drop(self) -> None:
-        self.kept.clear()
-
-    def spoil(self, array: Any) -> None:
-        array[:] = 0
-
     def make(self, size: int, seed: int) -> Any:
-        return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
-
-    def checksum(self, array: Any) -> int:
-        return zlib.crc32(array)
+        return _random(size, seed)
 
     def stream(self, count: int, size: int) -> Iterator[Any]:
         for index in range(count):
@@ -59,6 +49,10 @@ def _segments() -> set[str]:
     """Returns the numbers of their inodes, which are not used again."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return {line.split()[4] for line in lines if "memfd:courier (deleted)" in line}
+
+
+def _spoil(array: Any) -> None:
+    array[:] = 0
 
 
 def _random(size: int, seed: int = 0) -> Any:
@@ -192,7 +186,7 @@ def test_the_sender_may_use_its_array_again_once_the_answer_has_come(
     client: Any, node: Node
 ) -> None:
     array = _random(1 << 20)
-    client.spoil(array)  # what the receiver writes does not come back
+    client.apply(_spoil, array)  # what the receiver writes does not come back
     np.testing.assert_array_equal(array, _random(1 << 20))
     for index in range(5):
         array[:] = index
@@ -248,7 +242,7 @@ def test_threads_that_hammer_with_large_arrays_get_what_they_sent(client: Any) -
             size = int(generator.integers(_MIN_BYTES // 2, 4 * _MIN_BYTES))
             array = generator.integers(0, 256, size, np.uint8)
             checksum = zlib.crc32(array)
-            assert client.checksum(array) == checksum
+            assert client.apply(zlib.crc32, array) == checksum
             result = client.echo(array)
             assert zlib.crc32(result) == checksum
             kept.append((result, checksum))

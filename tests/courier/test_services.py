@@ -1,6 +1,7 @@
 """Methods of an object answer gRPC services of their own, for clients that hold the secret."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -54,34 +55,34 @@ def sums() -> Sums:
 @pytest.fixture
 def client(sums: Sums, serve: Serve, secret: courier.Secret) -> "Iterator[GrpcClient]":
     server, _ = serve(sums)
-    client = GrpcClient(server.address, secret)
-    yield client
-    client.close()
+    with contextlib.closing(GrpcClient(server.address, secret)) as client:
+        yield client
 
 
-def test_a_service_is_answered_beside_the_methods(
-    client: GrpcClient, sums: Sums, serve: Serve, secret: courier.Secret
-) -> None:
+def test_a_service_is_answered_beside_the_methods(client: GrpcClient) -> None:
     assert client.ask(ADD, b"2") == b"2"
     assert client.ask(ADD, b"3") == b"5"
     assert client.ask("/sums.v1.Blocking/Add", b"3") == b"33"
     assert client.call("answer", "Add", b"4") == b"9"  # in the same session
 
 
-def test_what_a_method_raises_is_a_status(client: GrpcClient) -> None:
-    with refused(Code.UNKNOWN, text="KeyError: 'so'"):
-        client.ask(FAIL, b"so")
+_NO_BYTES = "answered by answer_here, which has not returned bytes"
 
 
-@pytest.mark.parametrize("method", ["Text", "Items"])
-def test_a_method_that_returns_no_bytes_is_named(client: GrpcClient, method: str) -> None:
-    with refused(Code.UNKNOWN, text="answered by answer_here, which has not returned bytes"):
-        client.ask(f"/sums.v1.Blocking/{method}", b"")
-
-
-def test_other_paths_are_not_there(client: GrpcClient) -> None:
-    with refused(Code.UNIMPLEMENTED):
-        client.ask("/sums.v1.Sums/Other", b"")
+@pytest.mark.parametrize(
+    ("path", "code", "text"),
+    [
+        (FAIL, Code.UNKNOWN, "KeyError: 'so'"),
+        ("/sums.v1.Blocking/Text", Code.UNKNOWN, _NO_BYTES),
+        ("/sums.v1.Blocking/Items", Code.UNKNOWN, _NO_BYTES),
+        ("/sums.v1.Sums/Other", Code.UNIMPLEMENTED, ""),
+    ],
+)
+def test_what_cannot_be_answered_is_a_status(
+    client: GrpcClient, path: str, code: grpc.StatusCode, text: str
+) -> None:
+    with refused(code, text=text):
+        client.ask(path, b"so")
 
 
 def test_a_call_whose_client_leaves_is_cancelled(client: GrpcClient, sums: Sums) -> None:
@@ -103,23 +104,19 @@ def test_a_stranger_is_not_answered(client: GrpcClient, sums: Sums) -> None:
     ):
         with refused(Code.UNAUTHENTICATED):
             client.ask(ADD, b"1", **wrong)
-    assert sums.total == 0
-
-
-def test_who_has_said_nothing_is_not_answered(
-    client: GrpcClient, sums: Sums, serve: Serve, secret: courier.Secret
-) -> None:
     with refused(Code.UNAUTHENTICATED, text="say hello first"):
         client.plain(ADD, b"1")
+    for number in ("", "-1", "one", "1" * 20):
+        with refused(Code.INVALID_ARGUMENT, text="courier-sequence is a number"):
+            client.ask(ADD, b"1", courier_sequence=number)
     assert sums.total == 0
 
 
 def test_who_does_not_hold_the_secret_is_not_answered(sums: Sums, serve: Serve) -> None:
     server, _ = serve(sums)
     stranger = GrpcClient(server.address, courier.Secret.generate())
-    with refused(Code.UNAUTHENTICATED, text="wrong seal"):
+    with contextlib.closing(stranger), refused(Code.UNAUTHENTICATED, text="wrong seal"):
         stranger.ask(ADD, b"1")
-    stranger.close()
     assert sums.total == 0
 
 
@@ -129,17 +126,10 @@ def test_a_seal_is_good_for_one_request_to_one_method(client: GrpcClient, sums: 
     with refused(Code.UNAUTHENTICATED, text="already received"):
         client.plain(ADD, b"1", **metadata)
     metadata = client.metadata(ADD, b"1", 8)
-    with refused(Code.UNAUTHENTICATED, text="wrong seal"):
-        client.plain(ADD, b"2", **metadata)
-    with refused(Code.UNAUTHENTICATED, text="wrong seal"):
-        client.plain("/sums.v1.Blocking/Add", b"1", **metadata)
+    for path, request in ((ADD, b"2"), ("/sums.v1.Blocking/Add", b"1")):
+        with refused(Code.UNAUTHENTICATED, text="wrong seal"):
+            client.plain(path, request, **metadata)
     assert sums.total == 1
-
-
-@pytest.mark.parametrize("number", ["", "-1", "one", "1" * 20])
-def test_a_sequence_is_a_number(client: GrpcClient, number: str) -> None:
-    with refused(Code.INVALID_ARGUMENT, text="courier-sequence is a number"):
-        client.ask(ADD, b"1", courier_sequence=number)
 
 
 # On the server.

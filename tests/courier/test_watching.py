@@ -1,7 +1,5 @@
 """What a system without epoll has instead does the same."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,7 @@ from courier.client import _background_reader
 from courier.server import host
 from courier.wire.watching import PollWatcher
 from tests.courier.conftest import Serve
-from tests.courier.served import Node
+from tests.courier.served import Node, hear
 
 
 def test_calls_work_without_epoll(
@@ -23,9 +21,7 @@ def test_calls_work_without_epoll(
     assert client.echo(1) == 1
     futures = [client.futures.echo(number) for number in range(500)]
     assert [future.result(20) for future in futures] == list(range(500))
-    done = threading.Event()
-    client.futures.echo(1).add_done_callback(lambda _: done.set())
-    assert done.wait(20)
+    hear(client)
     array = np.arange(1 << 20)
     assert (client.echo(array) == array).all()
     assert list(client.count(5_000)) == list(range(5_000))
