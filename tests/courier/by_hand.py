@@ -16,9 +16,6 @@ from courier.wire.frames import (
     Chunk,
     Frame,
     FrameReader,
-    Kind,
-    Layout,
-    Region,
     Seals,
     call_meta,
     encode,
@@ -26,7 +23,6 @@ from courier.wire.frames import (
 from courier.wire.handshake import (
     HELLO_BYTES,
     LENGTH,
-    MAGIC,
     NAME_BYTES,
     NO_NAME,
     PREFIX_BYTES,
@@ -38,39 +34,6 @@ from courier.wire.handshake import (
     SessionKeys,
     prefix,
 )
-from courier.wire.place import host_name
-
-#: With the words of the protocol that peers made by hand use.
-__all__ = [
-    "HELLO_BYTES",
-    "LENGTH",
-    "MAGIC",
-    "NAME_BYTES",
-    "OPENING",
-    "PREFIX_BYTES",
-    "PROOF_BYTES",
-    "Chunk",
-    "ClientHandshake",
-    "FrameReader",
-    "HungUpError",
-    "Introduction",
-    "Kind",
-    "Layout",
-    "Parcel",
-    "Purpose",
-    "Region",
-    "Seals",
-    "ServerHandshake",
-    "Stranger",
-    "Visitor",
-    "answered_by_hand",
-    "connected",
-    "connected_by_grpc",
-    "encode",
-    "host_name",
-    "prefix",
-    "relay",
-]
 
 #: What our clients say first.
 OPENING = prefix(Purpose.CALLS)

@@ -2,13 +2,12 @@
 
 import contextlib
 import itertools
-import os
 import pickle
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,11 @@ import pytest
 import courier
 from courier.client import _dialing
 from tests.courier.by_hand import Visitor, answered_by_hand
-from tests.courier.machines import Machines, why_not
 from tests.courier.scripts import Process, started
 from tests.courier.served import Node
 
 Serve = Callable[..., tuple[courier.Server, Any]]
 Script = Callable[..., Process]
-RunOn = Callable[..., Process]
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,47 +71,14 @@ def script(tmp_path: Path, secret: courier.Secret) -> Iterator[Script]:
     """Runs source code as the `__main__` of another process that holds the secret."""
     numbers = itertools.count()
 
-    def start(source: str, *args: object) -> Process:
+    def start(source: str, *args: object, within: Sequence[str] = ()) -> Process:
         path = tmp_path / f"script_{next(numbers)}.py"
         head = (
             f"import sys; sys.path.insert(0, {str(_ROOT)!r})\n"
             f"import courier\nsecret = courier.Secret({secret.reveal()!r})\n"
         )
         path.write_text(head + source)
-        return run([sys.executable, str(path), *map(str, args)])
-
-    with started() as run:
-        yield start
-
-
-@pytest.fixture
-def machines() -> Iterator[Machines]:
-    if reason := why_not():
-        assert os.environ.get("CI") != "true", f"CI checks this: {reason}"
-        pytest.skip(reason)
-    made = Machines()
-    try:
-        made.make()
-        yield made
-    finally:
-        made.remove()
-
-
-@pytest.fixture
-def run_on(tmp_path: Path, secret: courier.Secret) -> Iterator[RunOn]:
-    """Runs source code on one of two machines."""
-    numbers = itertools.count()
-
-    def start(space: str, source: str, *args: object) -> Process:
-        path = tmp_path / f"there_{next(numbers)}.py"
-        path.write_text(
-            f"import sys; sys.path.insert(0, {str(_ROOT)!r})\n"
-            "import threading, time\nimport numpy as np\nimport courier\n"
-            f"secret = courier.Secret({secret.reveal()!r})\n"
-            "def say(*words):\n    print(*words, flush=True)\n" + source
-        )
-        command = ["ip", "netns", "exec", space, sys.executable, str(path), *map(str, args)]
-        return run(command)
+        return run([*within, sys.executable, str(path), *map(str, args)])
 
     with started() as run:
         yield start

@@ -35,6 +35,9 @@ class Machines:
 
     def __init__(self) -> None:
         self.server, self.client = f"lp{os.getpid()}s", f"lp{os.getpid()}c"
+        #: What runs a command on one of them.
+        self.on_server = ("ip", "netns", "exec", self.server)
+        self.on_client = ("ip", "netns", "exec", self.client)
         self._cable = (f"lps{os.getpid()}", f"lpc{os.getpid()}")
 
     def make(self) -> None:
@@ -56,7 +59,7 @@ class Machines:
         for space, end in zip((self.server, self.client), self._cable, strict=True):
             _must("-n", space, "link", "set", end, state)
 
-    def remove(self) -> None:
+    def close(self) -> None:
         for space in (self.server, self.client):
             _ip("netns", "del", space)
         _ip("link", "del", self._cable[0])

@@ -255,17 +255,6 @@ def test_a_closed_client_fails_its_pending_and_later_calls(
         client.echo(1)
 
 
-def test_a_closed_client_fails_calls_that_wait_for_a_server(
-    connect: Connect, reserve: Reserve
-) -> None:
-    client = connect(f"127.0.0.1:{reserve()}")
-    pending = [client.futures() for _ in range(3_000)]
-    courier.close(client)
-    for future in pending:
-        with pytest.raises(courier.CallCancelledError):
-            future.result(20)
-
-
 def test_a_client_may_be_closed_while_others_call(
     serve: Serve, node: Node, connect: Connect, mode: str
 ) -> None:

@@ -16,22 +16,16 @@ import grpc
 import pytest
 
 import courier
-from tests.courier.by_hand import (
+from courier.values.parcel import Parcel
+from courier.wire.frames import FrameReader, Kind, Layout, Region, encode
+from courier.wire.handshake import (
     HELLO_BYTES,
     LENGTH,
     MAGIC,
     PROOF_BYTES,
     ClientHandshake,
-    FrameReader,
-    Kind,
-    Layout,
-    Parcel,
-    Purpose,
-    Region,
-    Visitor,
-    encode,
-    prefix,
 )
+from tests.courier.by_hand import OPENING, Visitor
 from tests.courier.conftest import Meet, Serve
 from tests.courier.fuzzing import (
     Way,
@@ -103,7 +97,7 @@ def test_junk_before_the_proof_does_no_harm(
     way: Way, target: Target, bomb: bytes, seed: int
 ) -> None:
     chance = random.Random(seed)
-    own = prefix(Purpose.CALLS)
+    own = OPENING
     for _ in range(12):
         hello = ClientHandshake(None).hello()
         bombs = call_frame(1, bomb)
@@ -174,7 +168,7 @@ def test_descriptors_of_a_stranger_are_not_kept(server: courier.Server) -> None:
         stack.callback(os.close, read_end)
         for _ in range(10):
             with way.connect() as sock:
-                sock.sendall(prefix(Purpose.CALLS))
+                sock.sendall(OPENING)
                 with contextlib.suppress(OSError):
                     for _ in range(HELLO_BYTES - 1):
                         socket.send_fds(sock, [b"x"], [write_end] * 8)
@@ -214,7 +208,7 @@ def test_what_cannot_be_shared_memory_is_refused(server: courier.Server, tmp_pat
                         assert is_hung_up(sock)
 
 
-@pytest.mark.parametrize("first", [MAGIC[:1], prefix(Purpose.CALLS), b"P"], ids=repr)
+@pytest.mark.parametrize("first", [MAGIC[:1], OPENING, b"P"], ids=repr)
 def test_peers_that_say_little_and_wait_keep_nobody_out(
     server: courier.Server, first: bytes
 ) -> None:

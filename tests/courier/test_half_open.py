@@ -1,18 +1,26 @@
 """Machines that fall silent: both sides notice, and the client comes back by itself."""
 
 import contextlib
-import subprocess
+import os
 import threading
+from collections.abc import Iterator
 
 import pytest
 
-from tests.courier.conftest import RunOn
-from tests.courier.machines import SERVER_IP, Machines
+from tests.courier.conftest import Script
+from tests.courier.machines import SERVER_IP, Machines, why_not
 
 _KEEPALIVE_S = 2
 #: Well below what the system would need without being told, and below what is the default.
 _SOON_S = 18.0
 
+
+_SAY = """
+import threading, time
+import numpy as np
+def say(*words):
+    print(*words, flush=True)
+"""
 
 _SERVER = f"""
 class Obj:
@@ -62,14 +70,24 @@ say(client.alive())
 """
 
 
+@pytest.fixture
+def machines() -> Iterator[Machines]:
+    if reason := why_not():
+        assert os.environ.get("CI") != "true", f"CI checks this: {reason}"
+        pytest.skip(reason)
+    with contextlib.closing(Machines()) as made:
+        made.make()
+        yield made
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("doing", ["wait", "send", "take"])
 def test_a_connection_whose_other_machine_is_silent_is_lost_for_both_sides(
-    machines: Machines, run_on: RunOn, doing: str
+    machines: Machines, script: Script, doing: str
 ) -> None:
-    server = run_on(machines.server, _SERVER)
+    server = script(_SAY + _SERVER, within=machines.on_server)
     address = server.line()
-    client = run_on(machines.client, _CLIENT, address, doing)
+    client = script(_SAY + _CLIENT, address, doing, within=machines.on_client)
     assert client.line() == "yes"
     if doing == "wait":
         assert server.line() == "held"
@@ -78,7 +96,9 @@ def test_a_connection_whose_other_machine_is_silent_is_lost_for_both_sides(
     machines.plug("down")
     with contextlib.ExitStack() as stack:
         stack.callback(machines.plug, "up")
-        timer = _Deadline(client, server)
+        # Kills those who do not notice in time, so that whoever reads from them hears of it.
+        timer = threading.Timer(_SOON_S, lambda: [each.kill() for each in (client, server)])
+        timer.start()
         stack.callback(timer.cancel)
         assert client.line() == "ServerLostError"
         if doing == "wait":
@@ -87,14 +107,3 @@ def test_a_connection_whose_other_machine_is_silent_is_lost_for_both_sides(
             assert float(after_s) < _SOON_S
     client.say()
     assert client.line() == "yes"
-
-
-class _Deadline:
-    """Kills those who did not notice in time, so that whoever reads from them hears of it."""
-
-    def __init__(self, *processes: subprocess.Popen[str]) -> None:
-        self._timer = threading.Timer(_SOON_S, lambda: [p.kill() for p in processes])
-        self._timer.start()
-
-    def cancel(self) -> None:
-        self._timer.cancel()

@@ -366,18 +366,6 @@ def test_a_plain_grpc_client_gets_what_comes_later_and_holds_no_handler(
         call.result(_PATIENCE_S)
 
 
-def test_a_plain_grpc_client_that_times_out_frees_its_thread(
-    by_grpc: tuple[courier.Server, GrpcClient], node: Node
-) -> None:
-    _, client = by_grpc
-    # The server may notice first that the time is over.
-    with pytest.raises((grpc.RpcError, courier.CallCancelledError)):
-        client.call("later", timeout=0.3)
-    assert client.call("echo", 1) == 1
-    for opened in node.opened:
-        opened.set_result("too late")
-
-
 def test_a_server_stops_while_a_plain_grpc_client_waits(
     by_grpc: tuple[courier.Server, GrpcClient], node: Node
 ) -> None:

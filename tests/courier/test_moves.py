@@ -17,7 +17,7 @@ import courier
 from courier import lowlevel
 from tests.courier.by_hand import relay
 from tests.courier.certificates import Authority
-from tests.courier.conftest import Connect, Reserve, Script, Serve, go_by
+from tests.courier.conftest import Connect, Reserve, Serve, go_by
 from tests.courier.fuzzing import connections
 from tests.courier.waiting import wait_until
 
@@ -384,30 +384,3 @@ def test_moves_leave_no_connection_behind(pair: Pair) -> None:
         lowlevel.move(pair.client, address)
         pair.client.who()
     wait_until(lambda: connections() <= before)
-
-
-_FORK = """
-import os
-from courier import lowlevel
-old, new = sys.argv[1:]
-client = courier.Client(old, secret=secret)
-copy = courier.with_timeout(client, 20)
-assert client.who() == copy.who() == "first"
-lowlevel.move(client, new)
-child = os.fork()
-if not child:
-    assert client.who() == copy.who() == "second"
-    lowlevel.move(client, old)
-    print(client.who(), copy.who(), flush=True)
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-print(client.who(), copy.who())
-"""
-
-
-def test_a_forked_child_goes_to_the_new_address_and_moves_by_itself(
-    serve: Serve, script: Script
-) -> None:
-    old, new = serve(Node("first"))[0], serve(Node("second"))[0]
-    said = script(_FORK, old.address, new.address).output()
-    assert said.splitlines() == ["first first", "second second"]

@@ -4,7 +4,6 @@ import asyncio
 import collections
 import concurrent.futures
 import copy
-import os
 import pickle
 import threading
 from collections.abc import Callable
@@ -17,18 +16,9 @@ from courier import lowlevel
 from launchpad_lite.testing.programs import call_until_answered
 from tests.courier.conftest import Connect, Reserve, Script, Serve, our_threads
 from tests.courier.fuzzing import connections
-from tests.courier.scripts import Process
 from tests.courier.waiting import wait_until
 
 KEYS = [f"key {number}" for number in range(60)]
-
-_SERVER = """
-import os
-server = courier.Server(os.getpid, secret=secret, port=int(sys.argv[1]), share_port=True)
-server.start()
-print("up", flush=True)
-sys.stdin.read()
-"""
 
 
 class Replica:
@@ -99,12 +89,6 @@ def away(connect: Connect, reserve: Reserve) -> Connect:
         return connect(f"127.0.0.1:{reserve()}", **options)
 
     return make
-
-
-def started(script: Script, port: int) -> Process:
-    process = script(_SERVER, port)
-    assert process.line() == "up"
-    return process
 
 
 # Who is asked
@@ -289,26 +273,19 @@ def test_a_pool_does_not_wait_where_a_call_of_its_client_does(three: Group, away
     courier.close(client)
 
 
-def test_a_killed_server_is_replaced_by_the_others_and_comes_back_at_its_port(
-    script: Script, connect: Connect, serve: Serve, reserve: Reserve
+def test_a_lost_server_is_replaced_by_the_others_and_comes_back_at_its_port(
+    connect: Connect, serve: Serve, reserve: Reserve
 ) -> None:
     port = reserve()
-    process = started(script, port)
-    _, other = serve(os.getpid)
+    first, _ = serve(Replica(0), port=port, share_port=True)
+    _, other = serve(Replica(1))
     pool = courier.Pool([connect(f"127.0.0.1:{port}"), other])
-    assert {pool() for _ in range(2)} == {process.pid, os.getpid()}
-    process.kill()
-    process.wait()
-    answers = []
-    for _ in range(6):
-        try:
-            answers.append(pool())
-        except courier.ServerLostError:  # sent before the end of the connection was noticed
-            assert not answers
-    assert set(answers) == {os.getpid()}
-    again = started(script, port)
-    wait_until(lambda: pool() == again.pid)
-    assert {pool() for _ in range(2)} == {again.pid, os.getpid()}
+    assert {pool.who() for _ in range(2)} == {0, 1}
+    first.stop(0.0)
+    assert {call_until_answered(pool.who) for _ in range(6)} == {1}
+    serve(Replica(2), port=port, share_port=True)
+    wait_until(lambda: pool.who() == 2)
+    assert {pool.who() for _ in range(2)} == {1, 2}
 
 
 def test_a_call_in_flight_on_a_lost_server_is_lost_and_not_run_again(serve: Serve) -> None:
@@ -352,20 +329,6 @@ def test_calls_fail_when_none_is_there_and_they_do_not_wait_any_more(away: Conne
     with pytest.raises(courier.CallTimeoutError, match="nothing was run"):
         pool.who()
     assert isinstance(future.exception(20), courier.CallTimeoutError)
-
-
-def test_a_timeout_reaches_the_handler(serve: Serve, connect: Connect) -> None:
-    group = Group(serve, 1)
-    pool = courier.Pool([connect(group.servers[0].address, call_timeout=0.2)])
-
-    def handler_was_told() -> bool:
-        with pytest.raises(courier.CallTimeoutError):
-            pool.wait()
-        with pytest.raises(courier.CallTimeoutError):
-            pool.futures.wait().result(20)
-        return group.objects[0].was_cancelled
-
-    wait_until(handler_was_told)
 
 
 def test_a_key_waits_for_its_server_while_that_may_be_starting(

@@ -14,28 +14,20 @@ import numpy as np
 import pytest
 
 import courier
-from tests.courier.by_hand import (
+from courier.values.parcel import Parcel
+from courier.wire.frames import Chunk, Kind, Seals, encode
+from courier.wire.handshake import (
     HELLO_BYTES,
     LENGTH,
     MAGIC,
     NAME_BYTES,
     PREFIX_BYTES,
-    Chunk,
     ClientHandshake,
-    HungUpError,
     Introduction,
-    Kind,
-    Parcel,
-    Purpose,
-    Seals,
     ServerHandshake,
-    Stranger,
-    Visitor,
-    connected_by_grpc,
-    encode,
-    host_name,
-    prefix,
 )
+from courier.wire.place import host_name
+from tests.courier.by_hand import OPENING, HungUpError, Stranger, Visitor, connected_by_grpc
 from tests.courier.conftest import Meet, Serve, go_by
 from tests.courier.grpc_client import GrpcClient, pb, refused
 
@@ -416,7 +408,7 @@ class TestTheServersDoor:
 
     @pytest.mark.parametrize(
         "data",
-        [MAGIC + b"\x01\x00", MAGIC + b"\xff\x00", prefix(Purpose.CALLS)[:-1] + b"\xff"],
+        [MAGIC + b"\x01\x00", MAGIC + b"\xff\x00", OPENING[:-1] + b"\xff"],
         ids=["old", "new", "purpose"],
     )
     def test_another_version_or_purpose_is_hung_up_on(
@@ -432,7 +424,7 @@ class TestTheServersDoor:
         handshake = ClientHandshake(secret)
         with socket.create_connection(("127.0.0.1", server.port), 10) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            for byte in prefix(Purpose.CALLS) + handshake.hello():
+            for byte in OPENING + handshake.hello():
                 connection.sendall(bytes((byte,)))
             (length,) = LENGTH.unpack(connection.recv(LENGTH.size, socket.MSG_WAITALL))
             handshake.prove(connection.recv(length, socket.MSG_WAITALL))

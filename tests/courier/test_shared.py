@@ -5,7 +5,6 @@ import os
 import pickle
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 import courier
 from courier.values import frozen
 from tests.courier.conftest import Connect, Script, Serve, go_by
+from tests.courier.fuzzing import resident_bytes
 from tests.courier.shared_memory import descriptors, maps
 from tests.courier.waiting import wait_until
 
@@ -253,10 +253,6 @@ print(int(value["w"].sum()), "shared" in open("/proc/self/maps").read(), flush=T
 """
 
 
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-
 @pytest.mark.slow
 def test_many_reads_leave_the_memory_of_the_server_as_it_is(serve: Serve, script: Script) -> None:
     count = 1 << 21
@@ -264,13 +260,13 @@ def test_many_reads_leave_the_memory_of_the_server_as_it_is(serve: Serve, script
     client.params()
     script("courier.Client(sys.argv[1], secret=secret).params()", server.address).wait(60)
     gc.collect()
-    before = maps(), descriptors(), _resident_bytes()
+    before = maps(), descriptors(), resident_bytes()
     readers = [script(_READER, server.address, 100) for _ in range(2)]
     for reader in readers:
         assert reader.line() == "1"
     gc.collect()
     wait_until(lambda: maps() <= before[0] and descriptors() <= before[1])
-    assert _resident_bytes() - before[2] < 8 * count
+    assert resident_bytes() - before[2] < 8 * count
     for reader in readers:
         assert reader.output("\n") == f"{count - 20} True"
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import courier
-from tests.courier.by_hand import Kind, Visitor, answered_by_hand
+from courier.wire.frames import Kind
+from tests.courier.by_hand import Visitor, answered_by_hand
 from tests.courier.conftest import Connect, Meet
 
 _NO_COURIER = (courier.ProtocolError, courier.ServerUnreachableError)
