@@ -12,14 +12,7 @@ from courier.errors import AuthenticationError
 from courier.grpc.client import open_stream
 from courier.values.parcel import Parcel
 from courier.wire.address import split_address
-from courier.wire.frames import (
-    Chunk,
-    Frame,
-    FrameReader,
-    Seals,
-    call_meta,
-    encode,
-)
+from courier.wire.frames import Chunk, Frame, FrameReader, Seals, call_meta, encode
 from courier.wire.handshake import (
     HELLO_BYTES,
     LENGTH,

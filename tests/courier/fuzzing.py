@@ -120,18 +120,19 @@ class Way:
 
     def __init__(self, server: courier.Server, name: str) -> None:
         self.server = server
-        self._unix = ""
+        self.name = name
+        self.unix = ""
         with Stranger(server.address, server.secret) as scout:
             scout.send([scout.proof])
             if name == "unix":
-                self._unix = scout.introduction.local
+                self.unix = scout.introduction.local
 
     def connect(self) -> socket.socket:
-        return connected(self.server.address, self._unix)
+        return connected(self.server.address, self.unix)
 
     def connect_proven(self) -> tuple[socket.socket, Seals | None]:
         """Connects and shakes hands; returns what seals the frames that are sent."""
-        stranger = Stranger(self.server.address, self.server.secret, unix=self._unix)
+        stranger = Stranger(self.server.address, self.server.secret, unix=self.unix)
         stranger.send([stranger.proof])
         return stranger.socket, stranger.seals
 

@@ -277,37 +277,27 @@ def test_the_options_of_the_client_of_the_target_count(make: Make) -> None:
         room.client.count()
 
 
-def test_a_target_that_is_lost_and_comes_back(
-    serve: Serve, secret: courier.Secret, reserve: Reserve
-) -> None:
-    first = Target()
-    port = reserve()
-    server, direct = serve(first, port=port, share_port=True)
-    clock = Clock()
-    _, client = serve(courier.Cache(direct, refresh_s=10, stale_s=30, clock=clock))
-    assert client.count() == 1
-    hanging = client.futures.held()
-    assert first.entered.acquire(timeout=20)
-    stopping = threading.Thread(target=server.stop, args=(0.0,))
-    stopping.start()
+def test_a_target_that_is_lost_and_comes_back(make: Make, serve: Serve, reserve: Reserve) -> None:
+    there = {"port": reserve(), "share_port": True}
+    room = make(target_options=there)
+    assert room.client.count() == 1
+    (hanging,) = room.hold()
+    room.server.stop(0.0)
     with pytest.raises(courier.ServerLostError):
         hanging.result(20)
-    first.go.release()
-    stopping.join(30)
-    clock.now += 15
-    assert client.count() == 1
-    clock.now += 20
-    waiting = client.futures.count()
+    room.target.go.release()
+    room.clock.now += 15
+    assert room.client.count() == 1
+    room.clock.now += 20
+    waiting = room.client.futures.count()
     second = Target()
     second.calls = 40
-    with courier.Server(second, port=port, share_port=True, secret=secret, in_process="wire"):
-        assert waiting.result(30) > 40
-        wait_until(lambda: client.count() > 40)
+    serve(second, **there)
+    assert waiting.result(30) > 40
+    wait_until(lambda: room.client.count() > 40)
 
 
-def test_a_node_that_is_to_end_still_answers_but_refreshes_no_more(
-    make: Make,
-) -> None:
+def test_a_node_that_is_to_end_still_answers_but_refreshes_no_more(make: Make) -> None:
     room = make()
     assert room.client.count() == 1
     lowlevel.stop_calling(room.direct)
@@ -488,9 +478,7 @@ def test_answers_of_too_many_bytes_are_given_and_not_kept(make: Make) -> None:
     assert room.memory == (0, 0)
 
 
-def test_refreshing_a_large_array_takes_no_more_and_more_descriptors(
-    make: Make,
-) -> None:
+def test_refreshing_a_large_array_takes_no_more_and_more_descriptors(make: Make) -> None:
     room = make(refresh_s=0, stale_s=0)
     counts = []
     gc.disable()  # answers are freed when they are not needed any more, not some time later

@@ -19,14 +19,11 @@ def test_new_calls_of_all_kinds_fail_at_once(serve: Serve, node: Node) -> None:
     lowlevel.stop_calling(client)
     lowlevel.stop_calling(client)
 
-    async def call() -> None:
-        await client.aio.echo(1)
-
     for begin in (
         lambda: client.echo(1),
         lambda: client.futures.echo(1),
         lambda: courier.submit(client.echo, 1),
-        lambda: asyncio.run(call()),
+        lambda: asyncio.run(client.aio.echo(1)),
         lambda: courier.list_methods(client),
         lambda: courier.wait_until_ready(client, 20),
         lambda: courier.with_timeout(client, 20).echo(1),

@@ -145,13 +145,10 @@ def test_stop_iteration_arrives_in_every_way_of_calling(client: Any) -> None:
         client.fail("stop")
     assert isinstance(client.futures.fail("stop").exception(20), StopIteration)
 
-    async def call() -> None:
-        # A coroutine cannot raise StopIteration.
-        with pytest.raises(courier.RemoteError, match="StopIteration: no more") as caught:
-            await client.aio.fail("stop")
-        assert "in fail" in (courier.remote_traceback(caught.value) or "")
-
-    asyncio.run(call())
+    # A coroutine cannot raise StopIteration.
+    with pytest.raises(courier.RemoteError, match="StopIteration: no more") as caught:
+        asyncio.run(client.aio.fail("stop"))
+    assert "in fail" in (courier.remote_traceback(caught.value) or "")
 
 
 def test_a_cancelled_error_of_the_method_is_not_taken_for_a_cancelled_call(client: Any) -> None:
@@ -160,12 +157,8 @@ def test_a_cancelled_error_of_the_method_is_not_taken_for_a_cancelled_call(clien
         future.result(20)
     assert "in fail" in (courier.remote_traceback(caught.value) or "")
     assert not future.cancelled()
-
-    async def call() -> None:
-        with pytest.raises(courier.RemoteError, match="not yours"):
-            await client.aio.fail("cancelled")
-
-    asyncio.run(call())
+    with pytest.raises(courier.RemoteError, match="not yours"):
+        asyncio.run(client.aio.fail("cancelled"))
 
 
 _LONG = "abc\n" * (1 << 22)

@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ import pytest
 
 import courier
 from courier import lowlevel
-from launchpad_lite.testing import poll_until
 from tests.courier.conftest import Connect, Reserve, Serve
 from tests.courier.served import Node
 from tests.courier.waiting import wait_until
@@ -164,24 +164,6 @@ def test_a_client_told_to_stop_waiting_fails_calls_that_wait_and_later_ones(
     assert answered.echo("fine") == "fine"
 
 
-def test_a_call_that_waits_for_a_server_to_come_back_fails_too(serve: Serve, node: Node) -> None:
-    server, client = serve(node)
-    assert client.echo(1) == 1
-    server.stop()
-    waiting = poll_until(lambda: _waiting_call(client))
-    lowlevel.stop_waiting(client)
-    assert isinstance(waiting.exception(20), courier.ServerUnreachableError)
-
-
-def _waiting_call(client: Any) -> Any:
-    """A call that was not lost with the connection, but waits for the next one."""
-    future = client.futures.echo()
-    try:
-        return None if isinstance(future.exception(0.3), courier.ServerLostError) else future
-    except concurrent.futures.TimeoutError:
-        return future
-
-
 # Callers that leave
 
 
@@ -235,18 +217,6 @@ def test_a_large_result_that_nobody_waits_for_is_not_kept(serve: Serve) -> None:
     wait_until(lambda: made and made[0]() is None)
 
 
-def test_cancelling_the_call_that_opens_the_session_spares_the_others(
-    serve: Serve, node: Node, connect: Connect, reserve: Reserve
-) -> None:
-    port = reserve()
-    client = connect(f"127.0.0.1:{port}")
-    futures = [client.futures.echo("fine") for _ in range(50)]
-    for future in futures[:-10]:
-        assert future.cancel()
-    serve(node, port=port, share_port=True)
-    assert [future.result(20) for future in futures[-10:]] == ["fine"] * 10
-
-
 # Servers that are busy
 
 
@@ -293,35 +263,41 @@ def test_a_failure_that_nobody_reads_is_logged_once(
     _, client = serve(node)
     for _ in range(2):
         concurrent.futures.wait([client.futures.fail()])
-    poll_until(lambda: "its future was never read" in caplog.text)
+    wait_until(lambda: "its future was never read" in caplog.text)
     assert len(caplog.records) == 1
     assert "fail failed, and its future was never read" in caplog.text
     assert "raise KeyError(" in caplog.text  # where it was raised
 
 
-@pytest.mark.parametrize("read", ["result", "exception", "callback", "aio", "all", "closed"])
+def _read_by_callback(client: Any) -> None:
+    heard = threading.Event()
+    client.futures.fail().add_done_callback(lambda _: heard.set())
+    assert heard.wait(30)
+
+
+def _close(client: Any) -> None:
+    future = client.futures.block()
+    courier.close(client)
+    concurrent.futures.wait([future])
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda client: client.futures.fail().result(),
+        lambda client: client.futures.fail().exception(),
+        lambda client: asyncio.run(client.aio.fail()),
+        lambda client: courier.Pool([client, client]).all.fail(),
+        _read_by_callback,
+        _close,
+    ],
+    ids=["result", "exception", "aio", "all", "callback", "closed"],
+)
 def test_a_failure_that_is_known_to_somebody_is_not_logged(
-    serve: Serve, node: Node, caplog: pytest.LogCaptureFixture, read: str
+    serve: Serve, node: Node, caplog: pytest.LogCaptureFixture, read: Callable[[Any], Any]
 ) -> None:
     _, client = serve(node)
-    if read == "aio":
-        with pytest.raises(KeyError):
-            asyncio.run(client.aio.fail())
-    elif read == "all":
-        with pytest.raises(KeyError):
-            courier.Pool([client, client]).all.fail()
-    else:
-        future = client.futures.fail() if read != "closed" else client.futures.block()
-        heard = threading.Event()
-        if read == "callback":
-            future.add_done_callback(lambda _: heard.set())
-            assert heard.wait(30)
-        elif read == "closed":
-            courier.close(client)
-        else:
-            with contextlib.suppress(KeyError):
-                getattr(future, read)()
-        concurrent.futures.wait([future])
-        del future
+    with contextlib.suppress(KeyError):
+        read(client)
     gc.collect()
     assert caplog.text == ""

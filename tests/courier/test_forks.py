@@ -210,7 +210,7 @@ def test_a_child_does_not_wait_for_calls_of_the_parent_within_its_process(script
         "        courier.wait_for_futures(client)\n"
         "        os._exit(0)\n"
         "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), future.done())\n"
-        "    end.set()\n",
+        "    end.set()\n"
     )
     assert process.output() == "0 False"
 

@@ -26,14 +26,7 @@ from courier.wire.handshake import (
     prefix,
     read_prefix,
 )
-from tests.courier.fuzzing import (
-    cut,
-    feed,
-    joined,
-    mutated,
-    resident_bytes,
-    small_heads,
-)
+from tests.courier.fuzzing import cut, feed, joined, mutated, resident_bytes, small_heads
 
 KEY = bytes(range(32))
 
@@ -55,8 +48,7 @@ class FakeMemory:
 Message = tuple[int, int, bytes, Parcel, Layout | None]
 #: Small ones, and those around the sizes at which the reader changes its ways.
 _SIZES = st.one_of(
-    st.integers(0, 40),
-    st.sampled_from((1 << 15, (1 << 16) - 24, 1 << 16, (1 << 16) + 1, 100_000)),
+    st.integers(0, 40), st.sampled_from((1 << 15, (1 << 16) - 24, 1 << 16, (1 << 16) + 1, 100_000))
 )
 
 

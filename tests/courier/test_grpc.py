@@ -178,10 +178,7 @@ def test_stop_keeps_its_deadline_though_calls_run(serve: Serve, reach: Reach, no
     items = client.call("count", 1_000_000)
     next(items)
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        patient, stuck = (
-            threads.submit(client.call, "hang"),
-            threads.submit(client.call, "block"),
-        )
+        patient, stuck = (threads.submit(client.call, "hang"), threads.submit(client.call, "block"))
         for _ in range(2):
             assert node.entered.acquire(timeout=20)
         begun_at = time.monotonic()

@@ -77,11 +77,7 @@ def test_what_a_server_sent_before_it_left_is_read_though_nothing_can_be_sent_to
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_client_at_rest_that_has_not_seen_its_server_leave_finds_the_next(
-    serve: Serve,
-    connect: Connect,
-    reserve: Reserve,
-    monkeypatch: pytest.MonkeyPatch,
-    waits: bool,
+    serve: Serve, connect: Connect, reserve: Reserve, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
     port = reserve()
     client = connect(f"127.0.0.1:{port}", wait_for_ready=waits)

@@ -88,10 +88,7 @@ def _blocking(client: Any, *args: Any) -> Any:
 
 
 def _aio(client: Any, *args: Any) -> Any:
-    async def call() -> Any:
-        return await client.aio.safe(*args)
-
-    return _in_thread(lambda: asyncio.run(call()))
+    return _in_thread(lambda: asyncio.run(client.aio.safe(*args)))
 
 
 def test_a_lost_call_to_an_idempotent_method_is_answered_by_the_next_server_and_no_other_is(

@@ -75,12 +75,8 @@ def test_shared_objects_are_the_same_on_both_sides(serve: Serve, node: Node) -> 
         assert client.keep(value) is value
         assert node.kept is value
         assert client.futures.keep(value).result(_PATIENCE_S) is value
-        assert asyncio.run(_await(client.aio.keep, value)) is value
+        assert asyncio.run(client.aio.keep(value)) is value
     assert all(each is item for each in client.items())
-
-
-async def _await(method: Any, *args: Any) -> Any:
-    return await method(*args)
 
 
 def test_an_unknown_way_is_a_value_error(secret: courier.Secret) -> None:

@@ -5,7 +5,6 @@ import contextlib
 import gc
 import signal
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,7 @@ import pytest
 
 import courier
 from tests.courier.conftest import Script, Serve
-from tests.courier.fuzzing import (
-    nothing_left,
-    segments,
-)
+from tests.courier.fuzzing import nothing_left, segments
 from tests.courier.waiting import wait_until
 
 _MIB = 1 << 20
@@ -44,24 +40,10 @@ def traces() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # Memory without a name lives in processes only; all of this test carry its mark.
-    mark = f"COURIER_TEST={uuid.uuid4()}"
-    monkeypatch.setenv(*mark.split("="))
+def _nothing_is_left_on_this_machine() -> Iterator[None]:
     before = traces()
     yield
     wait_until(lambda: traces() <= before)  # others of this machine come and go
-    wait_until(lambda: not _marked(mark))
-
-
-def _marked(mark: str) -> list[str]:
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            with contextlib.suppress(OSError):
-                if mark.encode() in (folder / "environ").read_bytes():
-                    found.append(folder.name)
-    return found
 
 
 class Holder:

@@ -104,11 +104,7 @@ def test_calls_of_every_kind_go_to_the_new_address(pair: Pair) -> None:
     assert pair.new in repr(client)
     assert client.who() == "second"
     assert views[1].who().result(_PATIENCE_S) == "second"
-
-    async def call() -> Any:
-        return await views[2].who()
-
-    assert asyncio.run(call()) == "second"
+    assert asyncio.run(views[2].who()) == "second"
     assert next(client.count()) == ("second", 0)
     assert courier.submit(client.who).result(_PATIENCE_S) == "second"
 

@@ -48,10 +48,7 @@ def test_calls_are_counted_on_both_sides_until_they_end(
     _, client = serve(node, in_process=way, thread_pool_size=1, client={"name": "node"})
 
     def numbers(method: str) -> list[tuple[int, int, int, int, int]]:
-        return [
-            _numbers("served", method, scopes),
-            _numbers("made", f"node: {method}", scopes),
-        ]
+        return [_numbers("served", method, scopes), _numbers("made", f"node: {method}", scopes)]
 
     for number in range(5):
         client.echo(number)

@@ -372,9 +372,7 @@ def occupy(group: Group, index: int) -> list[Any]:
     return futures
 
 
-def test_another_one_is_asked_in_the_place_of_a_busy_one_except_for_its_keys(
-    serve: Serve,
-) -> None:
+def test_another_one_is_asked_in_the_place_of_a_busy_one_except_for_its_keys(serve: Serve) -> None:
     group = busy_group(serve)
     pool = group.pool()
     key = next(key for key in KEYS if pool.by_key(key).who() == 0)

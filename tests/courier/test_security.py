@@ -29,6 +29,7 @@ from courier.wire.handshake import (
 from courier.wire.place import host_name
 from tests.courier.by_hand import OPENING, HungUpError, Stranger, Visitor, connected_by_grpc
 from tests.courier.conftest import Meet, Serve, go_by
+from tests.courier.fuzzing import Way
 from tests.courier.grpc_client import GrpcClient, pb, refused
 
 _METHODS = ("Hello", "Call", "Send", "Fetch")
@@ -251,10 +252,7 @@ def test_of_a_shared_value_only_raw_memory_travels_beside_the_seal() -> None:
 
 @pytest.mark.parametrize("forgery", list(_FORGERIES))
 def test_a_reply_that_the_server_did_not_seal_is_not_unpickled(
-    meet: Meet,
-    secret: courier.Secret,
-    value_bomb: bytes,
-    forgery: str,
+    meet: Meet, secret: courier.Secret, value_bomb: bytes, forgery: str
 ) -> None:
     """Somebody between client and server: the handshake is real, the reply is not."""
 
@@ -336,25 +334,18 @@ class TestTheServersDoor:
         with contextlib.ExitStack() as stack:
 
             def come(known: courier.Secret | None = secret) -> Stranger:
-                unix = ""
-                if request.param == "unix":
-                    with Stranger(server.address, secret) as scout:
-                        unix = scout.introduction.local
-                stream = connected_by_grpc(server.address) if request.param == "grpc" else None
-                return stack.enter_context(Stranger(server.address, known, unix=unix, sock=stream))
+                way = Way(server, request.param)
+                stream = connected_by_grpc(server.address) if way.name == "grpc" else None
+                stranger = Stranger(server.address, known, unix=way.unix, sock=stream)
+                return stack.enter_context(stranger)
 
             yield come
 
     @pytest.mark.parametrize(
-        "proof",
-        ["none", "zeros", "of another connection", "without a secret", "by another secret"],
+        "proof", ["none", "zeros", "of another connection", "without a secret", "by another secret"]
     )
     def test_frames_without_a_proof_are_not_read(
-        self,
-        knock: Callable[..., Stranger],
-        bomb: bytes,
-        target: Target,
-        proof: str,
+        self, knock: Callable[..., Stranger], bomb: bytes, target: Target, proof: str
     ) -> None:
         known = {"without a secret": [None], "by another secret": [courier.Secret.generate()]}
         stranger = knock(*known.get(proof, []))
@@ -429,14 +420,8 @@ class TestTheServersDoor:
             (length,) = LENGTH.unpack(connection.recv(LENGTH.size, socket.MSG_WAITALL))
             handshake.prove(connection.recv(length, socket.MSG_WAITALL))
 
-    def test_the_unix_socket_takes_no_other_protocol(
-        self, server: courier.Server, secret: courier.Secret
-    ) -> None:
-        with Stranger(server.address, secret) as scout:
-            unix = scout.introduction.local
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(unix)
-            connection.settimeout(20)
+    def test_the_unix_socket_takes_no_other_protocol(self, server: courier.Server) -> None:
+        with Way(server, "unix").connect() as connection:
             connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
             with contextlib.suppress(ConnectionResetError):
                 assert connection.recv(1) == b""

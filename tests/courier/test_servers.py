@@ -276,9 +276,7 @@ def test_a_process_with_a_stuck_handler_can_exit(script: Script) -> None:
     assert (out, err, process.returncode) == ("1\n", "", 0)
 
 
-def test_servers_end_all_their_threads_at_whatever_moment_they_are_stopped(
-    serve: Serve,
-) -> None:
+def test_servers_end_all_their_threads_at_whatever_moment_they_are_stopped(serve: Serve) -> None:
     before = our_threads()
     for _ in range(3):
         served = [serve(Node(), timing=_PATIENT) for _ in range(12)]

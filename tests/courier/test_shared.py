@@ -91,11 +91,7 @@ def test_the_other_side_receives_the_value_itself(serve: Serve, way: dict[str, A
     _, client = serve(Learner(_params()), **way)
     _check(client.params())
     _check(client.futures.params().result(20))
-
-    async def call() -> Any:
-        return await client.aio.params()
-
-    _check(asyncio.run(call()))
+    _check(asyncio.run(client.aio.params()))
 
 
 def test_it_may_be_anywhere_in_results_items_arguments_exceptions_and_another_one(

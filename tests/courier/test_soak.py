@@ -199,8 +199,7 @@ def ask(process: Process, *, say: bool = True) -> Any:
 @pytest.mark.serial  # eight processes, each with all the memory that it can use
 @pytest.mark.timeout(1_000)
 @pytest.mark.parametrize(
-    "seconds",
-    [pytest.param(15, marks=pytest.mark.slow), pytest.param(600, marks=pytest.mark.long)],
+    "seconds", [pytest.param(15, marks=pytest.mark.slow), pytest.param(600, marks=pytest.mark.long)]
 )
 def test_every_answer_is_its_calls_and_nothing_is_left(script: Script, seconds: float) -> None:
     before = traces()

@@ -67,7 +67,4 @@ def test_what_is_found_after_a_moment_was_not_worth_it() -> None:
     # Another thread had the core, or the interpreter: sleeping would have been better.
     other = Other()
     assert other.wait(20e-6, look_s=110e-6) == ([(7, 1)], 1)
-    assert other.looks_of(5, 20e-6, look_s=110e-6) == [
-        *(False, True),
-        *(False, False, True),
-    ]
+    assert other.looks_of(5, 20e-6, look_s=110e-6) == [*(False, True), *(False, False, True)]

@@ -100,9 +100,7 @@ def test_something_that_is_no_server_of_ours_is_found_out_soon(
         assert time.monotonic() - begun_at < 20
 
 
-def test_who_hangs_up_at_once_is_unreachable_after_some_attempts(
-    connect: Connect,
-) -> None:
+def test_who_hangs_up_at_once_is_unreachable_after_some_attempts(connect: Connect) -> None:
     came: list[Visitor] = []
 
     with answered_by_hand(came.append) as address:

@@ -348,12 +348,7 @@ def test_equal_credentials_are_equal_and_say_nothing_of_themselves(
 
 
 def _of(tls: courier.TlsCredentials, **changes: bytes) -> dict[str, bytes]:
-    return {
-        "certificate": tls.certificate,
-        "key": tls.key,
-        "authority": tls.authority,
-        **changes,
-    }
+    return {"certificate": tls.certificate, "key": tls.key, "authority": tls.authority, **changes}
 
 
 @pytest.mark.parametrize("part", ["certificate", "key", "authority"])
