@@ -16,6 +16,7 @@ import pytest
 import courier
 from courier.client import _dialing
 from tests.courier.by_hand import Visitor, answered_by_hand
+from tests.courier.fuzzing import Target
 from tests.courier.scripts import Process, started
 from tests.courier.served import Node
 
@@ -169,6 +170,11 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict
 def mode(request: pytest.FixtureRequest) -> str:
     """How calls reach a server of their own process: `in_process` of the server."""
     return str(request.param)
+
+
+@pytest.fixture
+def target() -> Target:
+    return Target()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import courier
 from courier.values.parcel import Parcel
@@ -113,6 +114,27 @@ def small_heads(chance: random.Random) -> bytes:
 
 
 # Peers
+
+
+class Target:
+    """What strangers would like to call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def hit(self, *_: Any) -> int:
+        self.calls += 1
+        return self.calls
+
+    def alive(self) -> str:
+        return "yes"
+
+    def items(self) -> Iterator[bytes]:
+        for _ in range(100):
+            yield bytes(1000)
+
+    def large(self) -> bytes:
+        return bytes(5 << 20)
 
 
 class Way:

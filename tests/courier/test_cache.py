@@ -14,6 +14,7 @@ import pytest
 
 import courier
 from courier import lowlevel
+from courier.server import cache
 from tests.courier import fuzzing, shared_memory
 from tests.courier.conftest import Connect, Reserve, Serve
 from tests.courier.waiting import wait_until
@@ -231,6 +232,21 @@ def test_errors_reach_the_caller_and_are_not_kept(make: Make) -> None:
         room.client.count()
     room.target.error = None
     assert room.client.count() == 6
+
+
+def test_an_answer_for_which_there_is_no_memory_is_an_error_and_the_next_is_asked_for(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = make()
+
+    def fail(*_: object, **__: object) -> Any:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "freeze", fail)
+        with pytest.raises(MemoryError, match="no room"):
+            room.client.count()
+    assert room.client.count() == 2
 
 
 def test_what_cannot_be_answered_is_said_each_time(make: Make) -> None:

@@ -1,4 +1,4 @@
-"""What a cache decides: in any order of events, and when its parts fail."""
+"""What a cache decides, in any order of events."""
 
 import itertools
 import types
@@ -12,30 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 import courier
 from courier.calls.context import CallContext
 from courier.calls.outcomes import Answer, Failure, Later, Value
-from courier.server import cache
 from courier.values.parcel import Parcel, pack, unpack
-from tests.courier.conftest import Connect, Serve
-from tests.courier.test_cache import Clock, FaultError, Room
-
-
-@pytest.fixture
-def make(serve: Serve, connect: Connect) -> Callable[..., Room]:
-    return lambda **options: Room(serve, connect, **options)
-
-
-def test_an_answer_for_which_there_is_no_memory_is_an_error_and_the_next_is_asked_for(
-    make: Callable[..., Room], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    room = make()
-
-    def fail(*_: object, **__: object) -> Any:
-        raise MemoryError("no room")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(cache, "freeze", fail)
-        with pytest.raises(MemoryError, match="no room"):
-            room.client.count()
-    assert room.client.count() == 2
+from tests.courier.test_cache import Clock, FaultError
 
 
 class FakePending:

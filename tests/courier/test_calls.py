@@ -344,7 +344,6 @@ def test_a_callback_that_hears_of_a_stop_is_told_in_one_line(
     records = [each for each in caplog.records if "a callback failed" in each.getMessage()]
     assert len(records) == 2
     assert all("has ended" in each.getMessage() and not each.exc_info for each in records)
-    node.release.set()
 
 
 def test_thousands_of_futures_with_a_timeout_need_no_thread_each(

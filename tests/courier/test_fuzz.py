@@ -22,6 +22,7 @@ from courier.wire.handshake import HELLO_BYTES, LENGTH, MAGIC, PROOF_BYTES, Clie
 from tests.courier.by_hand import OPENING, Visitor
 from tests.courier.conftest import Meet, Serve
 from tests.courier.fuzzing import (
+    Target,
     Way,
     call_frame,
     feed,
@@ -42,27 +43,6 @@ _SEEDS = pytest.mark.parametrize(
 )
 
 # A server that is given junk
-
-
-class Target:
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def hit(self, *_: Any) -> int:
-        self.calls += 1
-        return self.calls
-
-    def alive(self) -> str:
-        return "yes"
-
-    def items(self) -> Iterator[bytes]:
-        for _ in range(100):
-            yield bytes(1000)
-
-
-@pytest.fixture
-def target() -> Target:
-    return Target()
 
 
 @pytest.fixture

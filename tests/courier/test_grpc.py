@@ -133,7 +133,6 @@ def test_a_deadline_is_seen_by_the_handler(client: GrpcClient, node: Node) -> No
         if node.calls:
             break
     assert node.cancelled.wait(20)
-    node.release.set()
 
 
 def test_a_client_that_leaves_is_noticed_by_the_handler(client: GrpcClient, node: Node) -> None:

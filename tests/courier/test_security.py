@@ -29,30 +29,10 @@ from courier.wire.handshake import (
 from courier.wire.place import host_name
 from tests.courier.by_hand import OPENING, HungUpError, Stranger, Visitor, connected_by_grpc
 from tests.courier.conftest import Meet, Serve, go_by
-from tests.courier.fuzzing import Way
+from tests.courier.fuzzing import Target, Way
 from tests.courier.grpc_client import GrpcClient, pb, refused
 
 _METHODS = ("Hello", "Call", "Send", "Fetch")
-
-
-class Target:
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def hit(self, *_: Any) -> int:
-        self.calls += 1
-        return self.calls
-
-    def items(self) -> Iterator[int]:
-        yield from range(3)
-
-    def large(self) -> bytes:
-        return bytes(5 << 20)
-
-
-@pytest.fixture
-def target() -> Target:
-    return Target()
 
 
 @pytest.fixture

@@ -169,7 +169,6 @@ def test_a_generator_that_waits_for_a_handler_is_lost_when_the_server_stops(
             reader.result(20)
     with pytest.raises(courier.ServerLostError):
         blocker.result(20)
-    node.release.set()
 
 
 def test_stop_keeps_its_deadline_and_names_the_threads_that_are_stuck(serve: Serve) -> None:
