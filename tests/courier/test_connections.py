@@ -200,29 +200,21 @@ def test_ctrl_c_interrupts_waiting_for_a_server(script: Script, reserve: Reserve
     assert "interrupted" in out or "KeyboardInterrupt" in err
 
 
-def test_a_client_pickles_without_its_secret(serve: Serve, secret: courier.Secret) -> None:
+def test_a_client_and_its_methods_pickle_without_its_secret_and_travel_through_calls(
+    serve: Serve, secret: courier.Secret
+) -> None:
     server, client = serve(Counter(), client={"call_timeout": 20})
-    data = pickle.dumps(client)
+    data = pickle.dumps((client, client.increment, client.futures.increment))
     assert secret.reveal() not in data
-    copy = pickle.loads(data)
+    copy, blocking, later = pickle.loads(data)
     assert copy.increment() == 1
-    assert client.increment() == 2
+    assert [blocking(), later().result(20)] == [2, 3]
+    _, relay = serve(lambda client: client.increment(5))
+    assert relay(client) == 8
     courier.close(client)
-    assert copy.increment() == 3
+    assert copy.increment() == 9
     courier.close(copy)
     assert server.has_started
-
-
-def test_methods_of_clients_pickle(serve: Serve) -> None:
-    _, client = serve(Counter())
-    blocking, later = pickle.loads(pickle.dumps((client.increment, client.futures.increment)))
-    assert [blocking(), later().result(20)] == [1, 2]
-
-
-def test_a_client_travels_through_a_call(serve: Serve) -> None:
-    _, counter = serve(Counter())
-    _, relay = serve(lambda client: client.increment(5))
-    assert relay(counter) == 5
 
 
 def test_a_pickled_client_loads_as_long_as_any_equal_secret_is_held() -> None:

@@ -34,8 +34,6 @@ import gc, json, threading, time
 class Obj:
     def echo(self, tag, value):
         return tag, check(value), value
-    def take(self, tag, value):
-        return tag, check(value)
     def fail(self, tag):
         raise KeyError(tag)
     def items(self, tag, values):
@@ -88,13 +86,6 @@ def same(reply, tag, value):
 def blocking(chance, tag):
     value = make(chance, 26 if chance.random() < 0.05 else 18)
     same(client.echo(tag, value), tag, value)
-
-def largest(chance, tag):
-    if chance.random() < 0.9:
-        return
-    value = np.full(64 << 20, tag[1] % 251, np.uint8)
-    reply = client.take(tag, value)
-    expect(tuple(reply) == (tag, check(value)), ("take", tag))
 
 def futures(chance, tag):
     values = [make(chance, 16) for _ in range(8)]
@@ -150,7 +141,7 @@ def fails(chance, tag):
     except KeyError as error:
         expect(error.args == (tag,), ("error", tag))
 
-WAYS = [blocking, blocking, blocking, largest, futures, callbacks, items, items, cancels, times_out, fails]
+WAYS = [blocking, blocking, blocking, futures, callbacks, items, items, cancels, times_out, fails]
 
 def work(thread):
     chance = random.Random(SEED * 100 + thread)
