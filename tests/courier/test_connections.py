@@ -19,7 +19,7 @@ from courier.client import _link
 from courier.wire.carrier import SocketCarrier
 from courier.wire.channel import Channel
 from courier.wire.watching import Events, Spin
-from tests.courier.conftest import Connect, Reserve, Script, Serve, our_threads
+from tests.courier.conftest import Connect, Reserve, Serve, our_threads
 from tests.courier.fuzzing import descriptors
 from tests.courier.served import Node
 from tests.courier.waiting import wait_until
@@ -73,27 +73,6 @@ def test_a_client_finds_a_restarted_server_and_each_call_runs_once(
     ran = outcomes.count(None)
     assert all(error is None or isinstance(error, courier.ServerLostError) for error in outcomes)
     assert client.increment() == ran + 1
-
-
-@pytest.mark.parametrize("call", ["client.hang()", "list(client.one_then_wait())"])
-def test_ctrl_c_interrupts_a_call_at_once(
-    serve: Serve, node: Node, script: Script, call: str
-) -> None:
-    server, _ = serve(node)
-    caller = script(
-        f"client = courier.Client({server.address!r}, secret=secret)\n"
-        f"try: {call}\n"
-        "except KeyboardInterrupt: print('interrupted', flush=True)\n"
-    )
-    node.await_calls()
-    sent_at = time.monotonic()
-    caller.send_signal(signal.SIGINT)
-    assert caller.line() == "interrupted"
-    assert time.monotonic() - sent_at < 20
-    assert node.cancelled.wait(20)
-    _, err = caller.communicate(timeout=20)
-    assert caller.returncode == 0
-    assert err == ""
 
 
 def test_a_signal_handler_cannot_wait_for_a_call_that_was_made_before(serve: Serve) -> None:
@@ -183,21 +162,6 @@ def test_ctrl_c_before_an_answer_comes_harms_no_other_call(
         node.release.set()
         assert [future.result(20) for future in waiting] == ["released"]
     assert client.echo(1) == 1
-
-
-def test_ctrl_c_interrupts_waiting_for_a_server(script: Script, reserve: Reserve) -> None:
-    caller = script(
-        f"client = courier.Client('127.0.0.1:{reserve()}')\n"
-        "future = client.futures.hang()\n"
-        "print('calling', flush=True)\n"
-        "try: client.hang()\n"
-        "except KeyboardInterrupt: print('interrupted', flush=True)\n"
-    )
-    assert caller.line() == "calling"
-    caller.send_signal(signal.SIGINT)
-    out, err = caller.communicate(timeout=30)
-    # The signal may also come in the moment before the call.
-    assert "interrupted" in out or "KeyboardInterrupt" in err
 
 
 def test_a_client_and_its_methods_pickle_without_its_secret_and_travel_through_calls(

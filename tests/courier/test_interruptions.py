@@ -7,6 +7,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import courier
 from courier.client._calls import WireCall
 from courier.threads.locks import Condition, Event, Lock, RLock
-from tests.courier.conftest import Connect, Serve
+from tests.courier.conftest import Connect, Reserve, Serve
 from tests.courier.served import Node
 
 _LARGE = bytes(1 << 18)
@@ -258,24 +259,53 @@ def test_what_a_signal_handler_raises_arrives_as_itself(
     assert step > 20
 
 
-def test_a_call_that_an_alarm_ends_leaves_the_others_alone(serve: Serve, node: Node) -> None:
-    _, client = serve(node)
-    other = client.futures.block()
-    node.await_calls()
+@contextlib.contextmanager
+def _ended_by_an_alarm(when: Callable[[], None]) -> Iterator[None]:
+    """Expects that what runs here ends by the error of a signal handler."""
 
     def alarm(*_: object) -> None:
         raise _AlarmError
 
+    def ring() -> None:
+        when()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
     before = signal.signal(signal.SIGALRM, alarm)
+    ringing = threading.Thread(target=ring)
+    ringing.start()
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(_AlarmError):
-            client.hang()
+            yield
     finally:
+        ringing.join()
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [lambda client: client.hang(), lambda client: list(client.one_then_wait())],
+    ids=["call", "generator"],
+)
+def test_a_call_that_an_alarm_ends_leaves_the_others_alone(
+    serve: Serve, node: Node, wait: Callable[[Any], Any]
+) -> None:
+    _, client = serve(node)
+    other = client.futures.block()
+    node.await_calls()
+    began_at = time.monotonic()
+    with _ended_by_an_alarm(node.await_calls):
+        wait(client)
+    assert time.monotonic() - began_at < 20
     assert node.cancelled.wait(20)
     node.release.set()
     assert other.result() == "released"
+
+
+def test_an_alarm_ends_waiting_for_a_server(connect: Connect, reserve: Reserve) -> None:
+    client = connect(f"127.0.0.1:{reserve()}")
+    client.futures.hang()
+    with _ended_by_an_alarm(lambda: time.sleep(0.1)):
+        client.hang()
 
 
 class _Calling:
