@@ -13,14 +13,7 @@ from collections.abc import Sequence
 
 from benchmarks import plot, report
 from benchmarks.cases import CASES, FULL, QUICK, Case, Effort, Session
-from benchmarks.environments import (
-    PEERS,
-    AbsentError,
-    Installed,
-    install_all,
-    machine,
-    revision,
-)
+from benchmarks.environments import PEERS, AbsentError, Installed, install_all, machine, revision
 from benchmarks.namespaces import Namespaces
 from benchmarks.processes import PeerError, adopt_orphans, end_orphans
 from benchmarks.report import Results

@@ -38,11 +38,7 @@ PEERS = (
     Peer("copy_reductions", "a copy in each process", ("numpy",)),
 )
 #: Between hosts: the peers, and of those with TLS.
-HOST_PEERS = (
-    PEERS[3],
-    PEERS[2],
-    Peer("ring_reductions", "a ring of bare sockets", ("numpy",)),
-)
+HOST_PEERS = (PEERS[3], PEERS[2], Peer("ring_reductions", "a ring of bare sockets", ("numpy",)))
 _KIB = 1 << 10
 _TIMEOUT_S = 180.0
 #: How long one measurement is to take, and how many calls it has at most and at least.

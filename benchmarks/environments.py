@@ -54,10 +54,7 @@ PEERS = (
         "Ray",
         ("ray", "numpy"),
         "ray",
-        environment={
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_AUTH_MODE": "token",
-        },
+        environment={"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"},
     ),
     Peer("pyro5", "Pyro5", ("Pyro5", "numpy"), "Pyro5"),
     Peer("rpyc", "rpyc", ("rpyc", "numpy"), "rpyc"),

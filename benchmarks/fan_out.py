@@ -158,10 +158,7 @@ def svg(rates: dict[str, list[float]]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
         f'font-family="system-ui, sans-serif" font-size="13" fill="{_TEXT}">'
     )
-    parts = [
-        head,
-        "<title>Queries per second against the number of requesters</title>",
-    ]
+    parts = [head, "<title>Queries per second against the number of requesters</title>"]
     for exponent in range(4):
         x, _ = place(10**exponent, unit)
         parts.append(f'<line x1="{x:.1f}" y1="60" x2="{x:.1f}" y2="{_BOTTOM}" stroke="{_LINE}"/>')

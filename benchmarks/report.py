@@ -53,11 +53,7 @@ def markdown(results: Results, peers: Sequence[Peer]) -> str:
     parts = []
     for title, cases, columns in (
         ("One machine", local, here),
-        (
-            "TLS between two network namespaces",
-            remote,
-            [peer for peer in here if peer.tls],
-        ),
+        ("TLS between two network namespaces", remote, [peer for peer in here if peer.tls]),
     ):
         parts.append(f"### {title}\n")
         metrics = _measured(results, cases, columns)

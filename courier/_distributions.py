@@ -12,14 +12,7 @@ from pathlib import Path
 _OURS = "launchpad-lite"
 #: All files of ours beside this one.
 _MODULES = frozenset(
-    {
-        "__init__.py",
-        "_distributions.py",
-        "_later.py",
-        "_timing.py",
-        "errors.py",
-        "lowlevel.py",
-    }
+    {"__init__.py", "_distributions.py", "_later.py", "_timing.py", "errors.py", "lowlevel.py"}
 )
 
 

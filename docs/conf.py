@@ -3,12 +3,7 @@
 import re
 
 project = "launchpad-lite"
-extensions = [
-    "myst_parser",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
-    "sphinxcontrib.mermaid",
-]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
 html_theme = "furo"
 html_title = "launchpad-lite"
 autoclass_content = "both"

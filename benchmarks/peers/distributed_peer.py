@@ -16,10 +16,7 @@ class Distributed(task_queues.Engine):
     def start(self, workers: int, folder: str) -> None:
         """Starts it."""
         self._client = distributed.Client(
-            n_workers=workers,
-            threads_per_worker=1,
-            dashboard_address=None,
-            local_directory=folder,
+            n_workers=workers, threads_per_worker=1, dashboard_address=None, local_directory=folder
         )
 
     def submit(self, count: int) -> list[Any]:

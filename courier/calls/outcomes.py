@@ -123,10 +123,7 @@ _REFUSALS: dict[int, tuple[type[CourierError], str]] = {
     Kind.UNKNOWN_METHOD: (UnknownMethodError, ""),
     Kind.UNPICKLABLE: (SerializationError, "the method ran, but cannot send "),
     Kind.BAD_ARGUMENTS: (SerializationError, "cannot unpickle the arguments of "),
-    Kind.BUSY: (
-        ServerBusyError,
-        "all handlers are busy and the queue is full; nothing was run",
-    ),
+    Kind.BUSY: (ServerBusyError, "all handlers are busy and the queue is full; nothing was run"),
     Kind.STOPPING: (ServerLostError, "the server stops"),
 }
 

@@ -12,12 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from courier.client.options import ClientOptions
-from courier.errors import (
-    AuthenticationError,
-    CourierError,
-    ProtocolError,
-    ServerUnreachableError,
-)
+from courier.errors import AuthenticationError, CourierError, ProtocolError, ServerUnreachableError
 from courier.wire.address import connect, split_address
 from courier.wire.carrier import SocketCarrier, TlsCarrier, UnixCarrier
 from courier.wire.channel import Channel

@@ -9,14 +9,7 @@ import datetime as dt
 import functools
 import math
 import time
-from collections.abc import (
-    AsyncIterable,
-    AsyncIterator,
-    Callable,
-    Coroutine,
-    Generator,
-    Iterator,
-)
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Generator, Iterator
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from courier._timing import DEFAULT, Timing

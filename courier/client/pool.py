@@ -184,11 +184,7 @@ class Pool(_PoolView, Generic[T]):
     """
 
     def __init__(
-        self,
-        clients: Iterable[T],
-        *,
-        choose: PoolChoice = "round_robin",
-        timing: Timing = DEFAULT,
+        self, clients: Iterable[T], *, choose: PoolChoice = "round_robin", timing: Timing = DEFAULT
     ) -> None:
         """Makes a pool; does not connect yet.
 

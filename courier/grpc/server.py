@@ -23,17 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from courier._proto import courier_pb2 as pb
 from courier.calls.context import CallContext
 from courier.calls.dispatch import Dispatcher
-from courier.calls.outcomes import (
-    Answer,
-    End,
-    Failure,
-    Given,
-    Items,
-    Kind,
-    Later,
-    Refusal,
-    Value,
-)
+from courier.calls.outcomes import Answer, End, Failure, Given, Items, Kind, Later, Refusal, Value
 from courier.errors import AuthenticationError, CourierError, ProtocolError, ServerBusyError
 from courier.grpc import _wire
 from courier.grpc._sessions import SEAL_KEY, Sessions
@@ -50,10 +40,7 @@ from courier.wire.tls import TlsCredentials
 _PARKED_S = 60.0
 #: Seconds between two checks of a stop whether all calls have their answers.
 _LOOK_S = 0.02
-_OPTIONS = (
-    *_wire.COMMON_OPTIONS,
-    ("grpc.so_reuseport", 0),
-)
+_OPTIONS = (*_wire.COMMON_OPTIONS, ("grpc.so_reuseport", 0))
 
 _STOPS = "the server stops"
 _CODES: dict[type[CourierError], grpc.StatusCode] = {
@@ -247,11 +234,7 @@ class FrontDoor(grpc.GenericRpcHandler):
         return await self._answer(head, key, received, context)
 
     async def _answer(
-        self,
-        head: pb.RequestHead,
-        key: SessionKey,
-        received: list[Parcel],
-        context: Any,
+        self, head: pb.RequestHead, key: SessionKey, received: list[Parcel], context: Any
     ) -> bytes:
         """Runs a method; takes its arguments out of the list, so that only the step holds them."""
         call = self._begin(context, head.method)

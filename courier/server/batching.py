@@ -168,8 +168,7 @@ class BatchedHandler:
             return self
         # Later look-ups find it there.
         found: BatchedHandler = vars(obj).setdefault(
-            self._name,
-            BatchedHandler(bind(obj, owner), self._options),
+            self._name, BatchedHandler(bind(obj, owner), self._options)
         )
         return found
 

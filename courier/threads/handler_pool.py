@@ -30,13 +30,7 @@ class HandlerPool:
     Threads are daemons, start when needed and leave when idle. Thread-safe.
     """
 
-    def __init__(
-        self,
-        name: str,
-        size: int,
-        queue_size: int,
-        idle_s: float = _IDLE_S,
-    ) -> None:
+    def __init__(self, name: str, size: int, queue_size: int, idle_s: float = _IDLE_S) -> None:
         """Makes a pool without threads, which leave after `idle_s` seconds without work."""
         self._name = name
         self._size = size

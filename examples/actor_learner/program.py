@@ -25,13 +25,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from examples.actor_learner.ppo import (
-    PPO,
-    ActorCritic,
-    Hyperparameters,
-    Parameters,
-    Segment,
-)
+from examples.actor_learner.ppo import PPO, ActorCritic, Hyperparameters, Parameters, Segment
 
 ENVIRONMENT = "CartPole-v1"
 OBSERVATION_SIZE = 4

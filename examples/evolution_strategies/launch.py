@@ -55,10 +55,7 @@ def main() -> int:
         checkpoints = lp.Checkpoints(options.checkpoints or f"{folder}/checkpoints", CHECKPOINT_S)
         start = time.monotonic()
         with lp.launch(
-            program,
-            options.launcher,
-            restart=RESTART,
-            checkpoints={"evolver": checkpoints},
+            program, options.launcher, restart=RESTART, checkpoints={"evolver": checkpoints}
         ) as running:
             print(f"{options.function} with {options.evaluators} evaluators ({running.plan.where})")
             faults = [] if options.chaos is None else inject(running, options.chaos, output)

@@ -83,12 +83,7 @@ def train(repl: replicas.Replicator, settings: Settings) -> dict[str, Any]:
     """
     import torch
 
-    from examples.gan.networks import (
-        Discriminator,
-        Generator,
-        discriminator_loss,
-        generator_loss,
-    )
+    from examples.gan.networks import Discriminator, Generator, discriminator_loss, generator_loss
 
     torch.set_num_threads(1)  # the replicas share the cores
     torch.manual_seed(settings.seed)

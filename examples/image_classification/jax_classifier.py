@@ -23,10 +23,7 @@ def first_parameters(seed: int, width: int = 16) -> "dict[str, Any]":
         return np.float32(scale * rng.normal(size=(outputs, inputs, size, size)))
 
     def norm(channels: int) -> Any:
-        return {
-            "scale": np.ones(channels, np.float32),
-            "shift": np.zeros(channels, np.float32),
-        }
+        return {"scale": np.ones(channels, np.float32), "shift": np.zeros(channels, np.float32)}
 
     params: dict[str, Any] = {"stem": convolution(1, width), "norm": norm(width)}
     inputs = width

@@ -108,10 +108,7 @@ class Evaluator:
 
 
 def make_program(
-    peers: int = 20,
-    steps: int = 100,
-    barrier: engines.Barrier = BARRIER,
-    slow_s: float = 0.0,
+    peers: int = 20, steps: int = 100, barrier: engines.Barrier = BARRIER, slow_s: float = 0.0
 ) -> lp.Program:
     """Returns the program.
 

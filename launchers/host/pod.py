@@ -96,9 +96,7 @@ async def _serve(loader: str) -> int:
         to_supervisor.write(host.encode() + b"\n")
         await to_supervisor.drain()
         agent = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _AGENT, loader),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            *(sys.executable, "-c", _AGENT, loader), stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
     except OSError as error:  # the supervisor has just gone, or the machine has no room
         sys.stderr.write(f"launchpad: the pod cannot begin its work: {error}\n")

@@ -288,11 +288,7 @@ class Starter:
     """Places nodes and starts them; later, finds new hosts for nodes whose hosts are lost."""
 
     def __init__(
-        self,
-        deployment: Deployment,
-        hosts: Mapping[str, AgentHost],
-        survey: _Survey,
-        issue: Issue,
+        self, deployment: Deployment, hosts: Mapping[str, AgentHost], survey: _Survey, issue: Issue
     ) -> None:
         self._deployment = deployment
         self._plan = deployment.plan

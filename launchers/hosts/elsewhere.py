@@ -22,13 +22,7 @@ from launchers.hosts.orders import Order
 from launchers.hosts.shipping import Shipment
 from launchers.supervision.watched import WatchedProgram
 from launchpad_lite.errors import LaunchError, LaunchpadError
-from launchpad_lite.launching import (
-    LOOK_S,
-    LaunchPlan,
-    Outcome,
-    ProgramResult,
-    RunningProgram,
-)
+from launchpad_lite.launching import LOOK_S, LaunchPlan, Outcome, ProgramResult, RunningProgram
 from launchpad_lite.process.signal_waker import SIGNAL_WAKER
 
 #: Exit code of a supervisor that could not do its work.

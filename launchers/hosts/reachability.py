@@ -28,8 +28,7 @@ def same_for_all(names: Mapping[str, str]) -> Views:
 
 
 def choose_addresses(
-    candidates: Mapping[str, Sequence[str]],
-    reached: Mapping[str, Mapping[str, Sequence[str]]],
+    candidates: Mapping[str, Sequence[str]], reached: Mapping[str, Mapping[str, Sequence[str]]]
 ) -> Views:
     """Chooses one address of each host for all callers that can use it, and another for each of the rest.
 

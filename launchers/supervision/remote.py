@@ -17,12 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from courier.lowlevel import loaded_module
-from launchers.host.link import (
-    OVERSLEPT_S,
-    SIGNS_PER_SILENCE,
-    LinkFrame,
-    write_all,
-)
+from launchers.host.link import OVERSLEPT_S, SIGNS_PER_SILENCE, LinkFrame, write_all
 from launchers.host.relay import RELAYED
 from launchers.host.usage import Usage
 from launchers.supervision.agent_link import AgentLink

@@ -92,9 +92,7 @@ def where(step: PartitionStep, operations: Operations) -> str:
 
 
 def items_of(
-    operation: Operation,
-    partition: int,
-    begin: Callable[[Operation, int], Iterator[Any]],
+    operation: Operation, partition: int, begin: Callable[[Operation, int], Iterator[Any]]
 ) -> Iterator[Any]:
     """Returns the items of a partition.
 
@@ -216,10 +214,7 @@ class Computing:
             _tidy_heap()  # before there is the next one
 
     def gather(
-        self,
-        shuffle: Shuffled,
-        total: int,
-        fetch: Callable[[Sequence[int]], Iterator[bytes]],
+        self, shuffle: Shuffled, total: int, fetch: Callable[[Sequence[int]], Iterator[bytes]]
     ) -> Iterator[Any]:
         """Returns the items of a partition of a wide operation, whose chunks weigh `total` bytes.
 

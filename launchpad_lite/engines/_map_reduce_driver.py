@@ -17,13 +17,7 @@ from launchpad_lite.engines._map_reduce_worker import (
     StageOutput,
     StepRequest,
 )
-from launchpad_lite.engines._operations import (
-    Cached,
-    ItemsSource,
-    Operation,
-    Shuffled,
-    shuffles_of,
-)
+from launchpad_lite.engines._operations import Cached, ItemsSource, Operation, Shuffled, shuffles_of
 from launchpad_lite.engines._store import MissingError
 from launchpad_lite.engines.errors import EngineError, TaskError
 

@@ -80,11 +80,7 @@ class MapReduceWorker:
     """Computes one partition at a time. Thread-safe: others fetch meanwhile."""
 
     def __init__(
-        self,
-        index: int,
-        peers: Sequence[Any],
-        memory_bytes: int | None,
-        spill_folder: str | None,
+        self, index: int, peers: Sequence[Any], memory_bytes: int | None, spill_folder: str | None
     ) -> None:
         self._index = index
         #: Clients of all workers, in order; None in the place of this one.

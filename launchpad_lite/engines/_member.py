@@ -336,11 +336,7 @@ class RingMember:
             await self._change(key, StoredValue(value, before.version + 1, before.applied))
 
     async def update(
-        self,
-        key: Key,
-        peer: str,
-        number: tuple[int, int],
-        apply: Callable[[Any], Awaitable[Any]],
+        self, key: Key, peer: str, number: tuple[int, int], apply: Callable[[Any], Awaitable[Any]]
     ) -> None:
         """Sets what `apply` returns, once for a life and a step of a peer, however often it is called."""
         async with self._writing:

@@ -53,16 +53,7 @@ _ASKED = 100
 
 _LOST = courier.ServerGoneError, courier.CallTimeoutError, courier.CallCancelledError
 #: Methods that other members call.
-_PROTOCOL = (
-    "neighbours",
-    "search",
-    "admit",
-    "receive",
-    "inherit",
-    "store",
-    "read",
-    "put",
-)
+_PROTOCOL = ("neighbours", "search", "admit", "receive", "inherit", "store", "read", "put")
 
 
 class Peer:

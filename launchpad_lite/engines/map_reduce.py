@@ -350,10 +350,7 @@ class Dataset(Generic[A]):
             return functools.reduce(function, found)
 
     def fold(
-        self,
-        function: Callable[[B, A], B],
-        first: B,
-        combine: Callable[[B, B], B] | None = None,
+        self, function: Callable[[B, A], B], first: B, combine: Callable[[B, B], B] | None = None
     ) -> B:
         """Returns `function(.. function(function(first, item0), item1) .., itemN)`.
 
@@ -431,12 +428,7 @@ class Dataset(Generic[A]):
         return Dataset(self._engine, narrow)
 
     def _wide(
-        self,
-        title: str,
-        kind: Any,
-        partitions: int | None,
-        *others: Operation,
-        **options: Any,
+        self, title: str, kind: Any, partitions: int | None, *others: Operation, **options: Any
     ) -> "Dataset[Any]":
         count = self._engine.wide_partitions(partitions)
         if options.get("function") is not None:

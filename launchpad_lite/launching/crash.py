@@ -16,11 +16,7 @@ from launchpad_lite.planning.plan import LaunchPlan
 
 
 def write_crash_report(
-    folder: Path,
-    plan: LaunchPlan,
-    result: ProgramResult,
-    stacks: Mapping[str, str],
-    why: str = "",
+    folder: Path, plan: LaunchPlan, result: ProgramResult, stacks: Mapping[str, str], why: str = ""
 ) -> None:
     """Writes the reports of a failure to a folder that is made for this user only.
 

@@ -39,10 +39,7 @@ class Inspector:
     """Serves requests of other shells to a running program. Thread-safe."""
 
     def __init__(
-        self,
-        running: RunningProgram,
-        look_s: float = 0.0,
-        unlisted: threading.Event | None = None,
+        self, running: RunningProgram, look_s: float = 0.0, unlisted: threading.Event | None = None
     ) -> None:
         self._running = running
         #: Seconds in which it notices that it has ended already.

@@ -43,10 +43,7 @@ class _Part:
         self.name = name
         self.work = work
         self.runtime = NodeRuntime(
-            setup,
-            outer.table,
-            lambda said: whole.hear(self, said),
-            has_process=outer.has_process,
+            setup, outer.table, lambda said: whole.hear(self, said), has_process=outer.has_process
         )
         #: None until its object is there.
         self.runs: bool | None = None

@@ -224,11 +224,7 @@ def yields(function: object) -> bool:
 
 
 def check_arguments(
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    *,
-    runs: bool,
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, runs: bool
 ) -> None:
     """Raises a ValueError if arguments clearly do not fit the signature or annotations of a function.
 

@@ -26,11 +26,7 @@ from launchpad_lite.replicas._shared_memory import (
     ReplicaReport,
     SharedGroup,
 )
-from launchpad_lite.replicas.errors import (
-    CollectiveMismatchError,
-    ReplicaError,
-    ReplicaLostError,
-)
+from launchpad_lite.replicas.errors import CollectiveMismatchError, ReplicaError, ReplicaLostError
 
 T = TypeVar("T")
 

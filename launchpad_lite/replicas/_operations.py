@@ -5,13 +5,7 @@ from typing import Any
 
 from launchpad_lite.replicas._carrier import Array, Op
 
-_UFUNCS = {
-    "sum": "add",
-    "mean": "add",
-    "max": "maximum",
-    "min": "minimum",
-    "product": "multiply",
-}
+_UFUNCS = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum", "product": "multiply"}
 #: Bytes of each array that are combined at a time: they stay in the caches of a core.
 _BLOCK_BYTES = 1 << 17
 

@@ -135,12 +135,7 @@ def _copy_first(collectives: Collectives, tensors: Sequence[Any], label: str) ->
 
 class _Average:
     def __init__(
-        self,
-        collectives: Collectives,
-        optimizer: Any,
-        overlap: bool,
-        bucket_bytes: int,
-        label: str,
+        self, collectives: Collectives, optimizer: Any, overlap: bool, bucket_bytes: int, label: str
     ) -> None:
         self._collectives = collectives
         # It has this one, and is freed when nothing else refers to it.

@@ -38,12 +38,7 @@ from launchpad_lite.rollouts.results import (
     TableInfo,
 )
 from launchpad_lite.rollouts.rollouts import Rollouts, RolloutsClient, RolloutsHandle
-from launchpad_lite.rollouts.weights import (
-    VersionedWeights,
-    Weights,
-    WeightsClient,
-    WeightsHandle,
-)
+from launchpad_lite.rollouts.weights import VersionedWeights, Weights, WeightsClient, WeightsHandle
 
 __all__ = [
     "EnvironmentTakenError",

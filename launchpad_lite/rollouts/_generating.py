@@ -18,13 +18,7 @@ from courier import lowlevel
 from launchpad_lite.parts.threads import start_thread
 from launchpad_lite.process.activity import activities
 from launchpad_lite.process.forcing import ForcedExit
-from launchpad_lite.rollouts._buffer import (
-    ENVIRONMENT,
-    GENERATOR,
-    REWARD,
-    MemberLife,
-    RolloutOrder,
-)
+from launchpad_lite.rollouts._buffer import ENVIRONMENT, GENERATOR, REWARD, MemberLife, RolloutOrder
 from launchpad_lite.rollouts._patience import SILENT_S, Lateness, call_patiently
 from launchpad_lite.rollouts.errors import EnvironmentTakenError
 from launchpad_lite.rollouts.results import Rollout

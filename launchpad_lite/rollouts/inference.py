@@ -25,10 +25,7 @@ _MOST_TEXT = 1000
 _LOGGER = logging.getLogger(__name__)
 
 #: The requests of each kind of engines: to hold all others, and to go on with them.
-_PAUSES = {
-    "vllm": ("/pause?mode=wait", {}),
-    "sglang": ("/pause_generation", {"mode": "retract"}),
-}
+_PAUSES = {"vllm": ("/pause?mode=wait", {}), "sglang": ("/pause_generation", {"mode": "retract"})}
 _RESUMES = {"vllm": "/resume", "sglang": "/continue_generation"}
 
 

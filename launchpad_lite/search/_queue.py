@@ -364,11 +364,7 @@ class Queue:
         return any(needs != _NO_NEEDS for _, needs in self._waiting)
 
     def beat(
-        self,
-        worker: Life,
-        held: Mapping[str, str],
-        progress: Iterable[TaskProgress],
-        now: float,
+        self, worker: Life, held: Mapping[str, str], progress: Iterable[TaskProgress], now: float
     ) -> dict[str, bool]:
         """Renews the leases of `held`, tokens of tasks by id; returns tasks to stop, and whether by force."""
         known = self._workers.get(worker.name)

@@ -83,10 +83,7 @@ class Checkpoints:
     if TYPE_CHECKING:
         # For type checkers: users may give a string, but `folder` is a Path.
         def __init__(
-            self,
-            folder: str | os.PathLike[str],
-            period_s: float | None = 60.0,
-            keep: int = 2,
+            self, folder: str | os.PathLike[str], period_s: float | None = 60.0, keep: int = 2
         ) -> None: ...
 
     def __post_init__(self) -> None:

@@ -20,12 +20,7 @@ Fault = Callable[[], None]
 
 
 #: Nothing waits for more than moments until it is tried again.
-HASTY = Timing(
-    request_pause_s=0.01,
-    longest_request_pause_s=0.02,
-    watch_pause_s=0.01,
-    look_s=0.01,
-)
+HASTY = Timing(request_pause_s=0.01, longest_request_pause_s=0.02, watch_pause_s=0.01, look_s=0.01)
 
 
 class HastyLauncher(KubernetesLauncher):

@@ -948,11 +948,7 @@ def test_what_a_server_has_forgotten_is_listed_anew(stub: Stub, watch: Watch, ho
     )
     watching = watch()
     poll_until(lambda: len(watching.seen) == 6)
-    assert watching.seen[3:] == [
-        ("DELETED", "a", "1"),
-        ("MODIFIED", "c", "7"),
-        ("ADDED", "d", "8"),
-    ]
+    assert watching.seen[3:] == [("DELETED", "a", "1"), ("MODIFIED", "c", "7"), ("ADDED", "d", "8")]
     poll_until(lambda: versions(stub) == [None, "5", None, "9"])
 
 

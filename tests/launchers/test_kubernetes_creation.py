@@ -278,11 +278,7 @@ def test_an_older_run_of_the_same_name_is_left_alone(
 @pytest.mark.parametrize("place", ["POST jobs demo", "POST secrets demo-trust", "PATCH jobs demo"])
 @pytest.mark.parametrize("detach", [True, False])
 def test_a_creation_that_is_interrupted_leaves_nothing(
-    cluster: ApiServer,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    place: str,
-    detach: bool,
+    cluster: ApiServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str, detach: bool
 ) -> None:
     def after() -> None:
         if seen[-1] == place and seen.count(place) == 1:

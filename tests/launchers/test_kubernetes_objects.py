@@ -20,13 +20,7 @@ from launchers.kubernetes._order import PackedRun, WorkVolume
 from launchers.kubernetes._pods import PodOptions, Volume
 from launchpad_lite import __version__
 from launchpad_lite.graph.freeze import FrozenWork
-from launchpad_lite.launching import (
-    Address,
-    Executable,
-    LaunchOptions,
-    Resources,
-    RestartPolicy,
-)
+from launchpad_lite.launching import Address, Executable, LaunchOptions, Resources, RestartPolicy
 
 Objects = list[dict[str, Any]]
 
@@ -418,8 +412,7 @@ def test_a_job_gives_each_node_what_its_most_lasting_one_needs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("notice_s", "grace_s"),
-    [(0, 10), (0.1, 11), (30, 40), (-1, 2_592_000), (math.inf, 2_592_000)],
+    ("notice_s", "grace_s"), [(0, 10), (0.1, 11), (30, 40), (-1, 2_592_000), (math.inf, 2_592_000)]
 )
 def test_the_notice_becomes_the_grace_period(notice_s: float, grace_s: int) -> None:
     for pod in templates(made(group("actor"), notice_s=notice_s)):
@@ -475,8 +468,7 @@ def test_nothing_secret_is_in_what_can_be_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "parts"),
-    [(180_000, 1), (180_001, 2), (2_000_000, 12), (2_000_001, 3), (2_700_001, 4)],
+    ("size", "parts"), [(180_000, 1), (180_001, 2), (2_000_000, 12), (2_000_001, 3), (2_700_001, 4)]
 )
 def test_work_is_cut_into_secrets_and_is_whole_when_mounted(size: int, parts: int) -> None:
     work = bytes(i % 251 for i in range(size))

@@ -14,13 +14,7 @@ from launchers.kubernetes._names import Names
 from launchers.kubernetes._records import Note, PrintedRecord, StatusRecord, Up
 from launchers.kubernetes._state import Hands, RunState, WaitLimits
 from launchers.kubernetes._timing import Timing
-from launchpad_lite.launching import (
-    NodeFailure,
-    NodeStatus,
-    Outcome,
-    ProgramResult,
-    RestartPolicy,
-)
+from launchpad_lite.launching import NodeFailure, NodeStatus, Outcome, ProgramResult, RestartPolicy
 from launchpad_lite.life.events import KillAsked, StopAsked
 from launchpad_lite.life.result import WORK_DONE
 from tests.launchers.kubernetes_seen import (
@@ -278,8 +272,7 @@ def test_a_launch_waits_for_its_turn_in_a_queue_however_long_that_takes() -> Non
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
-    [(3, "ended with exit code 3"), (75, "lost the link to the supervisor")],
+    ("code", "told"), [(3, "ended with exit code 3"), (75, "lost the link to the supervisor")]
 )
 def test_pods_that_end_before_all_are_placed_end_the_launch(code: int, told: str) -> None:
     scene = Scene().begin(up=False)

@@ -17,11 +17,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def environment(tmp_path: Path) -> dict[str, str]:
     """The environment of scripts: logs go to the test's folder, pytest is not seen."""
     ours = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    return {
-        **ours,
-        "LAUNCHPAD_LOGGING_DIR": str(tmp_path / "logs"),
-        "PYTHONPATH": str(_ROOT),
-    }
+    return {**ours, "LAUNCHPAD_LOGGING_DIR": str(tmp_path / "logs"), "PYTHONPATH": str(_ROOT)}
 
 
 @pytest.fixture

@@ -97,12 +97,7 @@ def test_an_outer_process_dereferences_it_too(launch_program: Any, program: lp.P
 
 @pytest.mark.parametrize(
     ("label", "replica", "kind"),
-    [
-        ("a/b", 0, ValueError),
-        ("a", -1, ValueError),
-        ("a", "0", TypeError),
-        ("a", True, TypeError),
-    ],
+    [("a/b", 0, ValueError), ("a", -1, ValueError), ("a", "0", TypeError), ("a", True, TypeError)],
 )
 def test_wrong_labels_and_replicas_are_refused(
     program: lp.Program, label: Any, replica: Any, kind: type[Exception]

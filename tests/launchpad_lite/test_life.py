@@ -1459,6 +1459,5 @@ class AnyOrder(RuleBasedStateMachine):
 @pytest.mark.parametrize("examples", [30, pytest.param(400, marks=pytest.mark.slow)])
 def test_whatever_happens_in_whichever_order_all_promises_hold(examples: int) -> None:
     run_state_machine_as_test(
-        AnyOrder,
-        settings=settings(max_examples=examples, stateful_step_count=40),
+        AnyOrder, settings=settings(max_examples=examples, stateful_step_count=40)
     )

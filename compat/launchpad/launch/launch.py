@@ -71,10 +71,7 @@ def launch(
             launcher = _named(get_launcher("test_mp"), kind)
     folder = os.environ.get(LOG_DIR_VARIABLE)
     running = lp.launch(
-        program,
-        launcher,
-        local_resources=_known(program, local_resources),
-        log_dir=folder or None,
+        program, launcher, local_resources=_known(program, local_resources), log_dir=folder or None
     )
     manager = WorkerManager(running, shares_memory=kind in _THREADS)
     if folder and kind not in _THREADS:

@@ -9,14 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.beds.kubernetes.store import (
-    ApiError,
-    Object,
-    Store,
-    owned_by,
-    random_suffix,
-    stamp,
-)
+from tests.beds.kubernetes.store import ApiError, Object, Store, owned_by, random_suffix, stamp
 
 _TRACKING = "batch.kubernetes.io/job-tracking"
 _INDEX = "batch.kubernetes.io/job-completion-index"

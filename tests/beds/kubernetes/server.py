@@ -350,12 +350,7 @@ def give_up(store: Store, pod: Object) -> None:
 
 
 def _disrupt(store: Store, pod: Object, reason: str, message: str) -> None:
-    condition = {
-        "type": "DisruptionTarget",
-        "status": "True",
-        "reason": reason,
-        "message": message,
-    }
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
     metadata = pod["metadata"]
 
     def mark(item: Object) -> None:

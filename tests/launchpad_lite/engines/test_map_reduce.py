@@ -341,10 +341,7 @@ def test_a_shuffle_spreads_items_at_random_and_by_its_seed(mr: engines.MapReduce
     assert once != list(range(1000))
 
 
-@given(
-    text=st.text(alphabet="ab\n\ré€", max_size=60),
-    block_bytes=st.integers(1, 70),
-)
+@given(text=st.text(alphabet="ab\n\ré€", max_size=60), block_bytes=st.integers(1, 70))
 def test_files_are_cut_into_blocks_at_line_ends(
     tmp_path_factory: pytest.TempPathFactory, text: str, block_bytes: int
 ) -> None:
@@ -663,11 +660,7 @@ def test_workers_drop_a_broadcast_that_nobody_refers_to() -> None:
             engines.TaskError,
             r"\S: stage 1 .*map\(<lambda>\) → collect\), partition \d+: ZeroDivisionError: [\w ]+ \(.*:\d+ in <.*\)$",
         ),
-        (
-            lambda d: d.map(lambda _: _LOCK).count(),
-            TypeError,
-            r"map\(<lambda>\)",
-        ),
+        (lambda d: d.map(lambda _: _LOCK).count(), TypeError, r"map\(<lambda>\)"),
         (
             lambda d: d.map_partitions(lambda _: [threading.Lock()]).collect(),
             engines.TaskError,
@@ -710,10 +703,7 @@ def test_workers_drop_a_broadcast_that_nobody_refers_to() -> None:
     ],
 )
 def test_what_goes_wrong_is_named(
-    mr: engines.MapReduce,
-    use: Callable[[Any], object],
-    error: type[Exception],
-    message: str,
+    mr: engines.MapReduce, use: Callable[[Any], object], error: type[Exception], message: str
 ) -> None:
     dataset = mr.load(range(10), partitions=2)
     with pytest.raises(error, match=message):
@@ -832,8 +822,7 @@ def test_memory_is_measured_without_the_attributes_that_a_class_makes() -> None:
 @pytest.mark.slow
 @pytest.mark.serial
 @pytest.mark.parametrize(
-    ("make", "count"),
-    [(_text, 300_000), (_number, 600_000), (_nested, 100_000), (_array, 30_000)],
+    ("make", "count"), [(_text, 300_000), (_number, 600_000), (_nested, 100_000), (_array, 30_000)]
 )
 def test_a_worker_takes_no_more_memory_than_its_limit_and_a_half(
     make: Callable[[int], Any], count: int

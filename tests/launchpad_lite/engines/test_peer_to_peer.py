@@ -17,12 +17,7 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite import engines
 from launchpad_lite.engines import _peer, peer_to_peer
-from launchpad_lite.engines._member import (
-    CIRCLE,
-    SUCCESSORS,
-    Contact,
-    Ring,
-)
+from launchpad_lite.engines._member import CIRCLE, SUCCESSORS, Contact, Ring
 from launchpad_lite.engines._peer import PATIENCE_S
 from launchpad_lite.testing import poll_until
 
@@ -277,10 +272,7 @@ class Broken(Counting):
     [
         ("key", r"peer\[\d\]: no value of the key 'none'"),
         ("None", r"peer\[\d\], step 0: push returned None"),
-        (
-            "text",
-            r"peer\[\d\]: the update of \d that peer\[\d\] made in step 0 cannot be applied",
-        ),
+        ("text", r"peer\[\d\]: the update of \d that peer\[\d\] made in step 0 cannot be applied"),
         ("no first", r"peer\[0\]: initial returned None; it is to map keys to values"),
         ("no keys", r"peer\[\d\]: schedule returned None; it is to return keys"),
     ],

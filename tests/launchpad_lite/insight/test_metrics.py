@@ -54,9 +54,7 @@ def test_each_node_tells_its_own_numbers(launch_program: Launch, launcher: str) 
         == {
             "counter": {"steps": 4},
             "gauge": {"train/epsilon": -2},
-            "histogram": {
-                "return": {"count": 4, "sum": 6, "buckets": [[0, 1], [2, 1], [4, 2]]},
-            },
+            "histogram": {"return": {"count": 4, "sum": 6, "buckets": [[0, 1], [2, 1], [4, 2]]}},
             "view": {},
             "log": {"loss": 0.25, "worst": None},
             "step": 4,
@@ -179,9 +177,7 @@ class Logging:
         lp.log({"accuracy": 0.5})
 
 
-def test_a_node_prints_the_first_and_the_last_of_many_logged_values(
-    launch_program: Launch,
-) -> None:
+def test_a_node_prints_the_first_and_the_last_of_many_logged_values(launch_program: Launch) -> None:
     launched = _launch(launch_program, lp.PyClassNode(Logging))
     launched.wait()
     lines = [line.decode() for _, line in launched.running.output()]

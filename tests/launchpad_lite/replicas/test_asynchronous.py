@@ -48,10 +48,7 @@ def batches(replica_id: int) -> Callable[[], Batch]:
 
 
 def regress(
-    repl: Any,
-    steps: int | None = 60,
-    slow_s: float = 0.0,
-    input_fn: Callable[..., Any] = batches,
+    repl: Any, steps: int | None = 60, slow_s: float = 0.0, input_fn: Callable[..., Any] = batches
 ) -> Any:
     """Finds the weights, with numpy; returns them, and how stale the updates were."""
     parameters = {"weights": np.full(3, float(repl.replica_id)), "bias": np.zeros(1)}

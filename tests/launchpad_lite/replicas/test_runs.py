@@ -24,11 +24,7 @@ from tests.launchpad_lite.replicas.together import in_memory, together
 
 @pytest.mark.parametrize(
     "repl",
-    [
-        replicas.NonReplicator(),
-        replicas.MultiWorkerReplicator(2),
-        replicas.MultiGpuReplicator(2),
-    ],
+    [replicas.NonReplicator(), replicas.MultiWorkerReplicator(2), replicas.MultiGpuReplicator(2)],
     ids=str,
 )
 def test_each_run_makes_its_steps_with_its_input_from_the_start(repl: replicas.Replicator) -> None:

@@ -18,11 +18,7 @@ from launchpad_lite import replicas
 from launchpad_lite.replicas._carrier import Carrier
 from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._torch_optimizer import wrap
-from launchpad_lite.replicas.errors import (
-    CollectiveMismatchError,
-    ReplicaError,
-    ReplicaLostError,
-)
+from launchpad_lite.replicas.errors import CollectiveMismatchError, ReplicaError, ReplicaLostError
 from tests.engines import needs_torch
 from tests.launchpad_lite.replicas import carriers
 from tests.launchpad_lite.replicas.together import in_memory, returned, together

@@ -101,11 +101,7 @@ def test_a_task_runs_once_if_no_worker_is_lost_whoever_else_is(tmp_path: Path):
 @pytest.mark.slow
 def test_each_task_is_told_once_whoever_is_killed(tmp_path: Path):
     played = Played(
-        tmp_path,
-        ("broker", "name_server", "worker", "model"),
-        total=600,
-        pause_s=0.03,
-        every_s=0.5,
+        tmp_path, ("broker", "name_server", "worker", "model"), total=600, pause_s=0.03, every_s=0.5
     )
     assert played.kills.total() >= 8
     assert played.told == collections.Counter(range(600))

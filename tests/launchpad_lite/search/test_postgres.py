@@ -78,9 +78,7 @@ def test_an_earlier_life_can_write_no_more(open_store: Open) -> None:
     assert ids(old) == ["1", "2"]
 
 
-def test_tasks_of_a_silent_broker_are_taken_over_and_it_can_write_no_more(
-    open_store: Open,
-) -> None:
+def test_tasks_of_a_silent_broker_are_taken_over_and_it_can_write_no_more(open_store: Open) -> None:
     lost, other = open_store("lost"), open_store("other")
     outcome = TaskOutcome("2", "", TaskState.DONE, b"result", worker="worker[0]")
     lost.write(new(task("1"), task("2", outcome=outcome), task("another's", owner="another")))
@@ -157,11 +155,7 @@ def test_a_broker_takes_over_from_one_that_is_killed_under_load(url: str, tmp_pa
     timing = Timing(lease_s=4.0, beat_s=0.4, silence_s=1.5, patience_s=1.5, poll_s=1.0)
     program = lp.Program("takeover")
     parts = add_parts(
-        program,
-        workers=3,
-        brokers=2,
-        label="search",
-        options=BrokerOptions(timing, database=url),
+        program, workers=3, brokers=2, label="search", options=BrokerOptions(timing, database=url)
     )
     model = program.add_node(
         lp.CourierNode(

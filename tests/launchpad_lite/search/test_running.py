@@ -18,14 +18,7 @@ from launchpad_lite.search._model_node import Status
 from launchpad_lite.search._sqlite import SqliteStore
 from launchpad_lite.search.running import Table
 from tests.courier.waiting import wait_until
-from tests.launchpad_lite.search.tasks_for_tests import (
-    QUICK,
-    Tasks,
-    climb,
-    fail,
-    square,
-    squares,
-)
+from tests.launchpad_lite.search.tasks_for_tests import QUICK, Tasks, climb, fail, square, squares
 
 run = functools.partial(search.run, launcher="local_mt", workers=2, timing=QUICK)
 

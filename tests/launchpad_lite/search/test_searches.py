@@ -93,10 +93,7 @@ class Word:
 
     def crossover(self, other: "Word", rng: random.Random) -> tuple["Word", "Word"]:
         cut = rng.randrange(len(self.text) + 1)
-        return (
-            Word(self.text[:cut] + other.text[cut:]),
-            Word(other.text[:cut] + self.text[cut:]),
-        )
+        return (Word(self.text[:cut] + other.text[cut:]), Word(other.text[:cut] + self.text[cut:]))
 
 
 def test_evolution_of_variable_length_recombines_and_extends():
