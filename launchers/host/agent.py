@@ -840,7 +840,6 @@ def _reset_interpreter() -> None:
         signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     atexit._clear()
-    gc.unfreeze()
     gc.enable()
     prepare_output()
 
@@ -877,7 +876,7 @@ def main(launcher: int | None, silence_s: float = math.inf, *, in_pod: bool = Fa
         write_all(output_fd, MARKER)
     allow_many_files()
     adopt_orphans()
-    # Workers share these pages with the agent; a collection would copy them.
+    # Workers share these pages with the agent, and keep them frozen: a collection would copy them.
     gc.freeze()
     gc.enable()
     agent = Agent(input_fd, output_fd, launcher, silence_s, in_pod=in_pod, shared_fds=shared_fds)

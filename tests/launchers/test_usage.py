@@ -1,5 +1,7 @@
 import contextlib
+import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -117,3 +119,18 @@ def test_gpu_memory_is_in_the_states_and_in_the_history(
     poll_until(lambda: running.status()[0].gpu_memory_mib == 1.5)
     assert running.log_dir is not None
     poll_until(lambda: '"gpu_mib":1.5' in (running.log_dir / "history.jsonl").read_text())
+
+
+def _collect(told: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    gc.collect()
+    told.write_text(str(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before))
+
+
+def test_a_collection_in_a_node_copies_little_of_what_it_shares_with_others(
+    launch_program: Callable[..., LaunchedProgram], tmp_path: Path
+) -> None:
+    program = lp.Program("garbage")
+    program.add_node(lp.PyNode(_collect, tmp_path / "faults"), label="node")
+    launch_program(program, "test_mp").wait(60)
+    assert int((tmp_path / "faults").read_text()) < 400  # of 1,200 pages with objects
