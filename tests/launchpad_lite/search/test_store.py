@@ -244,7 +244,6 @@ _WRITER = """
 import itertools, sys
 from pathlib import Path
 from launchpad_lite.search._messages import TaskSubmission
-from launchpad_lite.search._postgres import PostgresStore
 from launchpad_lite.search._queue import Changes, QueuedTask
 from launchpad_lite.search._sqlite import SqliteStore
 
