@@ -70,7 +70,9 @@ def test_paths_are_arguments(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("{nobody}", "{nobody} is unknown; names of addresses are: http"),
+        ("{}", "{} is unknown"),
         ("{http.name}", "{http.name} is unknown"),
+        ("{http.host.port}", "is unknown"),
         ("{http[0]}", "is unknown"),
         ("{http!r}", "{http!r} is unknown"),
         ("{http.port:>{width}}", "{http.port:>{width}} is unknown"),
