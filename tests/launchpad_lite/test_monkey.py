@@ -46,7 +46,7 @@ class FakeProgram:
 
     def __init__(self, *pids: int) -> None:
         self.nodes = [
-            NodeStatus(f"a[{number}]", "running", "localhost", pid, {})
+            NodeStatus(f"a[{number}]", "running", "localhost", pid, {}, restarts=3)
             for number, pid in enumerate(pids)
         ]
         self.plan = SimpleNamespace(executables=[SimpleNamespace(label="a")])
@@ -130,6 +130,7 @@ def test_a_worker_that_came_up_is_left_alone_for_a_while(start_child: Any) -> No
     with monkey_of(fake, Fault.KILL, minimum_uptime_s=0.4) as monkey:
         poll_until(lambda: monkey.injected)
     assert monkey.injected[0].at_s >= 0.4
+    assert monkey.injected[0].attempt == 3
 
 
 def test_a_worker_that_ends_when_it_is_to_be_hit_is_spared(
