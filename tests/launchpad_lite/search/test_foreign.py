@@ -109,6 +109,9 @@ class Patient(Tasks):
 
 def test_a_worker_of_another_language_runs_tasks_of_its_kind(tmp_path: Path, come: Come) -> None:
     with searching(Tasks(Foreign("js", b"one"), Foreign("js", b"two")), tmp_path) as search:
+        earlier = come(name="earlier")
+        assert len(earlier.work().assignments) == 1
+        earlier.leave()  # its task goes to another one at once
         worker = come()
         (first,) = worker.work().assignments
         assert (first.kind, first.payload) == ("js", b"one")
