@@ -51,17 +51,25 @@ def _program(name: str) -> lp.Program:
     return program
 
 
+def _log_and_fail() -> None:
+    lp.log({"loss": 0.5}, step=3)
+    raise ValueError
+
+
 def test_a_run_that_fails_at_once_has_its_end(launch_program: Launch) -> None:
     program = lp.Program("failing")
-    program.add_node(lp.PyNode(int, "x"), label="node")
+    program.add_node(lp.PyNode(_log_and_fail), label="node")
     launched = launch_program(program, "test_mp")
     with pytest.raises(lp.NodeFailedError):
         launched.wait()
     folder = launched.running.log_dir
     assert folder is not None
-    rows = FollowedHistory(folder).read()[1]
-    assert [row["kind"] for row in rows] == ["program", "node", "end"]
-    assert rows[1]["state"] == "failed"
+    # The last of each kind: on a slow machine, there are earlier states.
+    rows = {row["kind"]: row for row in FollowedHistory(folder).read()[1]}
+    assert list(rows) == ["program", "node", "log", "end"]
+    assert rows["program"]["nodes"] == {"node[0]": []}
+    assert rows["node"]["state"] == rows["end"]["outcome"] == "failed"
+    assert [rows["log"][field] for field in ("name", "value", "step")] == ["loss", 0.5, 3]
     assert stat.S_IMODE((folder / "history.jsonl").stat().st_mode) == 0o600
 
 
