@@ -153,6 +153,20 @@ def test_several_optimizers_step_in_one_step() -> None:
         assert 149 <= step <= 150
 
 
+def go_through_epochs(repl: Any) -> int:
+    parameters = {"x": np.zeros(1)}
+    optimizer = repl.wrap_optimizer(Momentum(), parameters)
+    for _ in repl.epochs(3):
+        for _ in repl.run(lambda: optimizer.update({"x": np.ones(1)}, (), parameters), steps=4):
+            pass
+    return repl.step
+
+
+def test_each_epoch_has_steps_of_its_own() -> None:
+    steps = replicas.MultiWorkerAsyncReplicator(2).launch(go_through_epochs, launcher="test_mt")
+    assert all(step >= 11 for step in steps)
+
+
 def keep_own(repl: Any) -> Any:
     parameters = {"x": np.array([float(repl.replica_id)])}
     frozen, seen = {"seed": repl.replica_id}, []
