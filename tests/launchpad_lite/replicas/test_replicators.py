@@ -475,7 +475,7 @@ def test_replicas_that_are_killed_cost_no_step_of_the_training(
         while not running.join(random.uniform(0.2, 1.0)):
             pids = {node.name: node.pid for node in running.status() if node.pid}
             pid = pids.get(f"replica[{random.choice(victims)}]")
-            has_begun = any((tmp_path / "checkpoints").rglob("state"))
+            has_begun = any((tmp_path / "checkpoints").glob("replica/*/0*/state"))
             if pid and kills < kills_wanted and has_begun:
                 with contextlib.suppress(ProcessLookupError):  # it has ended since the look
                     os.kill(pid, signum)
