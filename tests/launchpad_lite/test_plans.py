@@ -347,6 +347,7 @@ def test_what_is_promised_is_shown_in_the_plan() -> None:
         ({"checkpoints": {"a": ""}}, "checkpoints of group 'a'"),
         ({"seed": -1}, "seed: it is a whole number from 0 on, not -1"),
         ({"seed": True}, "seed: it is a whole number from 0 on, not True"),
+        ({"seed": "7"}, "seed: it is a whole number from 0 on, not '7'"),
     ],
 )
 def test_wrong_settings_are_mistakes(settings: dict[str, Any], words: str) -> None:
