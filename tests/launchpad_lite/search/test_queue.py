@@ -600,6 +600,15 @@ def states(queue: Queue) -> dict[str, TaskState]:
     return {each.id: each.state for each in queue.collect(MODEL, session)[0]}
 
 
+def test_a_task_that_is_cancelled_when_it_has_ended_is_not_collected() -> None:
+    queue = make_queue()
+    assert queue.collect(MODEL, "session")[0] == []
+    ask(queue, "1")
+    queue.finish(done(*take(queue)))
+    queue.cancel(MODEL, ["1"])
+    assert queue.collect(MODEL, "session")[0] == []
+
+
 def test_only_as_many_tasks_are_accepted_as_there_is_room_for() -> None:
     queue = make_queue(max_queued=2)
     assert ask(queue, "1", "2", "3") == 2
