@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Seconds for which a call waits, before it is made again.
 _POLL_S = 1.0
+#: After an insert that has to wait, so many go to the call that may wait: others would travel twice.
+_MAY_WAIT = 20
 #: The place of observations in items of an `NStepWriter`.
 _OBSERVATION = "item['observation']"
 
@@ -182,6 +184,8 @@ class _ItemStream:
         self._node, self._table, self._who = node, table, who
         self._lock = threading.Lock()
         self._number = 0
+        #: How many of the next inserts go to the call that may wait.
+        self._may_wait = 0
         self.key = secrets.randbits(62)
         #: Leaves of the newest items by type and shape, and what `send` takes for these.
         self.newest_shape: tuple[tuple[Any, ...], tuple[dict[str, str], bytes]] = (), ({}, b"")
@@ -210,8 +214,12 @@ class _ItemStream:
             sent = SentItems(self.key, self._number, *shape, priorities, own, steps(False))
 
             def insert() -> str:
-                if self._node.insert_now(self._table, sent):
+                if self._may_wait:
+                    self._may_wait -= 1
+                elif self._node.insert_now(self._table, sent):
                     return ""
+                else:
+                    self._may_wait = _MAY_WAIT
                 return cast("str", self._node.insert(patience.call(), sent))
 
             while True:

@@ -23,6 +23,7 @@ from launchpad_lite.rollouts._table import (
     MissingStepsError,
     ReplayTable,
     SampledItems,
+    SentItems,
     SumTree,
 )
 from launchpad_lite.testing import poll_until
@@ -352,6 +353,31 @@ def test_a_node_takes_tables_with_different_names() -> None:
     for tables in ([], [Table(max_size=1), Table(max_size=2)]):
         with pytest.raises(ValueError, match="tables with different names"):
             rollouts.ReplayNode(tables)
+
+
+class _FullNode:
+    """A replay buffer in which each insert has to wait; notes its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, SentItems]] = []
+
+    def insert_now(self, _: str, items: SentItems) -> bool:
+        self.calls.append(("insert_now", items))
+        return False
+
+    def insert(self, _: object, items: SentItems) -> str:
+        self.calls.append(("insert", items))
+        return ""
+
+
+def test_inserts_that_have_to_wait_rarely_travel_twice() -> None:
+    node = _FullNode()
+    replay = rollouts.ReplayClient(node, ["main"])
+    for _ in range(100):
+        replay.insert(1.0)
+    made = collections.Counter(name for name, _ in node.calls)
+    assert made["insert"] == 100
+    assert 1 <= made["insert_now"] <= 10
 
 
 # Programs.
