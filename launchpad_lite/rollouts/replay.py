@@ -479,7 +479,8 @@ class _StepWriter:
     def _add_item(self, own: Sequence[Any], keys: Sequence[int], priority: float) -> None:
         if not 0 <= priority < math.inf:
             raise ValueError(f"a priority is at least 0 and finite, not {priority!r}")
-        self._items.append((own, keys, priority))
+        # A number of another kind would need its package in the node.
+        self._items.append((own, keys, float(priority)))
 
     def _flush_if_full(self) -> None:
         if len(self._items) >= self._batch_size:

@@ -380,6 +380,14 @@ def test_inserts_that_have_to_wait_rarely_travel_twice() -> None:
     assert 1 <= made["insert_now"] <= 10
 
 
+def test_priorities_of_writers_travel_as_plain_numbers() -> None:
+    node = _FullNode()
+    rows = rollouts.ReplayClient(node, ["main"]).sequence_writer(1)
+    rows.append(1.0, priority=np.float32(2.0))  # of a package that the node may not have
+    _, sent = node.calls[-1]
+    assert [type(each) for each in sent.priorities] == [float]
+
+
 # Programs.
 
 
