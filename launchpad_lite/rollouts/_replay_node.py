@@ -2,6 +2,7 @@
 
 import asyncio
 import bisect
+import contextlib
 import pickle
 import threading
 import time
@@ -75,13 +76,15 @@ class ReplayServer:
     def insert_now(self, name: str, items: "SentItems") -> bool:
         """Inserts items as `insert`, in a third of the time; returns False if that has to wait."""
         table, queues, batch = self._tables[name], self._queues[name], items.batch()
-        with self._lock:
-            before = table.limiter.inserts
-            is_done = not queues["insert"] and table.insert(batch, time.monotonic())
-        if table.limiter.inserts > before:
-            for first in queues["sample"][:1]:
-                first.loop.call_soon_threadsafe(first.may_go.set)
-        return is_done
+        before = table.limiter.inserts
+        try:
+            with self._lock:
+                return not queues["insert"] and table.insert(batch, time.monotonic())
+        finally:
+            if table.limiter.inserts > before:
+                for first in queues["sample"][:1]:
+                    with contextlib.suppress(RuntimeError):  # the loop ends with the program
+                        first.loop.call_soon_threadsafe(first.may_go.set)
 
     @courier.idempotent
     async def insert(self, call: ReplayCall, items: "SentItems") -> str:

@@ -245,7 +245,7 @@ class ReplayClient:
     Raises:
         ItemError: An item has another structure than the first one, or is not made of arrays.
         UnknownTableError: No table has this name.
-        ValueError: A priority is negative or not finite, or another number is too low.
+        ValueError: A priority is negative, not finite or above 1e200, or another number is too low.
         ReplayTimeoutError: The limiter did not open in time.
         courier.CallCancelledError: This node is to stop.
 
