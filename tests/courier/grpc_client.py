@@ -173,11 +173,12 @@ def refused(*codes: grpc.StatusCode, text: str = "") -> Iterator[None]:
     assert text in caught.value.details(), caught.value
 
 
-def health(address: str) -> int:
-    """Asks the health service; returns the status."""
+def health(address: str, *, waits: bool = False) -> int:
+    """Asks the health service; returns the status. `waits`: until it is let in."""
     with grpc.insecure_channel(address) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
         request = health_pb2.HealthCheckRequest(service="courier.v1.Courier")
-        return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=20).status)
+        return int(check(request, timeout=20, wait_for_ready=waits).status)
 
 
 def _hmac(key: bytes, message: bytes) -> bytes:

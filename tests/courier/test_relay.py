@@ -102,7 +102,7 @@ def test_strangers_who_stay_lock_nobody_out_and_hold_no_thread(
             if number <= relay._MAX_STRANGERS:  # of a flood, some would be turned away
                 wait_until(lambda number=number: len(inside) >= number)
         assert is_hung_up(crowd[0])
-        assert health(server.address) == health_pb2.HealthCheckResponse.SERVING
+        assert health(server.address, waits=True) == health_pb2.HealthCheckResponse.SERVING
         with contextlib.closing(GrpcClient(server.address, secret)) as after:
             assert after.call("echo", 2) == 2
         assert before.call("echo", 3) == 3
