@@ -331,6 +331,19 @@ def test_calls_fail_when_none_is_there_and_they_do_not_wait_any_more(away: Conne
     assert isinstance(future.exception(20), courier.CallTimeoutError)
 
 
+def test_a_timeout_ends_a_call_and_is_seen_by_the_handler(serve: Serve, connect: Connect) -> None:
+    group = Group(serve, 1)
+    pool = courier.Pool([connect(group.servers[0].address, call_timeout=0.2)])
+
+    def handler_was_told() -> bool:  # on a busy machine, a call may end before it has begun
+        for call in (pool.wait, pool.futures.wait().result):
+            with pytest.raises(courier.CallTimeoutError):
+                call()
+        return group.objects[0].was_cancelled
+
+    wait_until(handler_was_told)
+
+
 def test_a_key_waits_for_its_server_while_that_may_be_starting(
     serve: Serve, connect: Connect, reserve: Reserve
 ) -> None:
