@@ -260,14 +260,15 @@ def test_what_a_signal_handler_raises_arrives_as_itself(
 
 
 @contextlib.contextmanager
-def _ended_by_an_alarm(when: Callable[[], None]) -> Iterator[None]:
-    """Expects that what runs here ends by the error of a signal handler."""
+def _ended_by_an_alarm(when: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Expects that what runs here ends by the error of a signal handler, soon after `when`."""
 
     def alarm(*_: object) -> None:
         raise _AlarmError
 
     def ring() -> None:
         when()
+        time.sleep(0.1)  # not while it still sends, which would end the connection
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
     before = signal.signal(signal.SIGALRM, alarm)
@@ -304,7 +305,7 @@ def test_a_call_that_an_alarm_ends_leaves_the_others_alone(
 def test_an_alarm_ends_waiting_for_a_server(connect: Connect, reserve: Reserve) -> None:
     client = connect(f"127.0.0.1:{reserve()}")
     client.futures.hang()
-    with _ended_by_an_alarm(lambda: time.sleep(0.1)):
+    with _ended_by_an_alarm():
         client.hang()
 
 
