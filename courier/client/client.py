@@ -299,13 +299,18 @@ class Client(_MethodView[Any], Callee):
     def _called(self, way: type[Futures | Aio]) -> Callable[..., Any]:
         return way(self._connection)
 
-    def __reduce__(self) -> tuple[Callable[[Connection], "Client"], tuple[Connection]]:
-        return _client_of, (self._connection,)
+    def __reduce__(self) -> tuple[Callable[[ClientOptions], "Client"], tuple[ClientOptions]]:
+        # Not the connection: `copy.copy` would share it, and closing the copy would close both.
+        return _client_to, (self._connection.options,)
 
     def __repr__(self) -> str:
         options = self._connection.options
         what = options.name or repr(options.address)
         return f"Client({what}: {options.serves})" if options.serves else f"Client({what})"
+
+
+def _client_to(options: ClientOptions) -> Client:
+    return _client_of(Connection.to(options))
 
 
 def _client_of(connection: Connection) -> Client:

@@ -76,6 +76,7 @@ class Connection:
         return self.lane.options._replace(timeout_s=self.timeout_s)
 
     def __reduce__(self) -> tuple[Callable[[ClientOptions], "Connection"], tuple[ClientOptions]]:
+        # For methods of clients
         return Connection.to, (self.options,)
 
     def with_timeout(self, timeout_s: float | None) -> "Connection":

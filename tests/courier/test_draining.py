@@ -1,9 +1,11 @@
 """A client can be told to begin no more calls: for when its node is to end."""
 
 import asyncio
+import copy
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -79,9 +81,15 @@ def test_a_handler_may_finish_its_answer_with_calls(serve: Serve, node: Node) ->
         inner.echo(1)
 
 
-def test_a_pickled_copy_belongs_to_somebody_else_and_may_call(serve: Serve, node: Node) -> None:
+@pytest.mark.parametrize("copied", [copy.copy, lambda client: pickle.loads(pickle.dumps(client))])
+def test_a_copy_belongs_to_somebody_else_and_may_call(
+    serve: Serve, node: Node, copied: Callable[[Any], Any]
+) -> None:
     _, client = serve(node)
+    own = copied(client)
     lowlevel.stop_calling(client)
-    copy = pickle.loads(pickle.dumps(client))
-    assert copy.echo(1) == 1
-    courier.close(copy)
+    twin = copied(client)
+    assert twin.echo(1) == own.echo(1) == 1
+    courier.close(twin)
+    assert own.echo(1) == 1
+    courier.close(own)
