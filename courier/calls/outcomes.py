@@ -9,7 +9,7 @@ import concurrent.futures
 import enum
 import pickle
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from courier.errors import (
@@ -101,7 +101,10 @@ class Failure:
 
     @property
     def parcel(self) -> Parcel:
-        return Parcel(pickle.dumps(self.report, protocol=5))
+        report, pickled = self.report, self.report.parcel or NO_PARCEL
+        if pickled.buffers:  # they go beside it: a parcel in a pickle is copied
+            report = replace(report, parcel=Parcel(pickled.pickle))
+        return Parcel(pickle.dumps(report, protocol=5), pickled.buffers)
 
     @classmethod
     def read(cls, parcel: Parcel) -> "Failure":
@@ -112,6 +115,8 @@ class Failure:
             raise ProtocolError("the report of an exception cannot be read") from error
         if not isinstance(report, ExceptionReport):
             raise ProtocolError(f"not the report of an exception, but of type {type(report)!r}")
+        if report.parcel and parcel.buffers:
+            report = replace(report, parcel=Parcel(report.parcel.pickle, parcel.buffers))
         return cls(report)
 
     def result(self, call: DescribedCall) -> Any:

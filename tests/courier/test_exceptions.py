@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import courier
+from courier.calls.outcomes import Failure
 from tests.courier.conftest import Script, Serve
 
 
@@ -102,6 +103,14 @@ def test_exceptions_that_cannot_be_shown_still_arrive(client: Any) -> None:
     assert type(error) is MuteError
     with pytest.raises(ValueError, match="surrogate"):
         client.fail("surrogate")
+
+
+def test_the_arrays_of_an_exception_stay_outside_of_its_pickle() -> None:
+    array = np.arange(1 << 20)
+    parcel = Failure.of(ValueError(array)).parcel
+    assert len(parcel.pickle) < 1 << 14
+    assert np.shares_memory(np.frombuffer(parcel.buffers[0], array.dtype), array)
+    assert (Failure.read(parcel).report.rebuild().args[0] == array).all()
 
 
 def test_a_large_exception_keeps_its_type_and_content(client: Any) -> None:
