@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import copy
 import functools
 import hashlib
 import io
@@ -286,8 +287,9 @@ class Pool(_PoolView, Generic[T]):
             member.load += change
 
     def _survive_fork(self) -> None:
-        # Another thread of the parent may hold the lock; its calls are not ours.
+        # Another thread of the parent may hold the lock; its calls are not ours, also when they end.
         self._lock = Lock()
+        self._members = [copy.copy(member) for member in self._members]
         for member in self._members:
             member.load = 0
 
