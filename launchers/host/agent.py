@@ -509,6 +509,11 @@ class Agent:
     def _fork(self, frame: LinkFrame) -> None:
         if frame["has_flags"]:
             import absl.flags  # noqa: F401 - once for all workers
+        if self._workers:  # not before the first: the start of a program waits for it
+            # Each worker may be asked what it does.
+            import launchpad_lite.process.activity
+            import launchpad_lite.worker.questions  # noqa: F401 - as above
+            from courier import Pool  # noqa: F401 - as above
         with contextlib.ExitStack() as undo:
             log = None
             if frame["log"] is not None:
