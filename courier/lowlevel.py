@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from courier.threads.surviving import surviving
     from courier.values.annotations import signature_of
     from courier.values.definitions import SCRIPT_NAMES, stand_in
-    from courier.values.parcel import Parcel, Pickler, names_in
+    from courier.values.parcel import Parcel, Pickler, allocate, names_in
     from courier.values.texts import shortened
     from courier.wire.address import bound, join_address, loopback, split_address
     from courier.wire.secret import Secret
@@ -40,7 +40,7 @@ else:
             "courier.threads.surviving": "surviving",
             "courier.values.annotations": "signature_of",
             "courier.values.definitions": "SCRIPT_NAMES stand_in",
-            "courier.values.parcel": "Parcel Pickler names_in",
+            "courier.values.parcel": "Parcel Pickler allocate names_in",
             "courier.values.texts": "shortened",
             "courier.wire.address": "bound join_address loopback split_address",
             "courier.wire.stream": "ByteStream Duplex",
@@ -57,6 +57,7 @@ __all__ = [
     "Pickler",
     "Spin",
     "Tasks",
+    "allocate",
     "answered_call",
     "awaited_call",
     "bound",
