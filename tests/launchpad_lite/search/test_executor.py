@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import dataclasses
 import itertools
 import os
 import signal
@@ -26,7 +27,9 @@ from tests.launchpad_lite.search.tasks_for_tests import QUICK, climb, fail, squa
 
 @pytest.fixture(scope="module")
 def executor():
-    with search.Executor(workers=2, launcher="local_mt", timing=QUICK) as executor:
+    # Leases that outlast a pause of the machine: no task here runs twice.
+    timing = dataclasses.replace(QUICK, lease_s=30.0, silence_s=30.0)
+    with search.Executor(workers=2, launcher="local_mt", timing=timing) as executor:
         yield executor
 
 
