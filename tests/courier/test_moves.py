@@ -322,10 +322,10 @@ def test_what_a_client_was_told_holds_at_the_new_address(
 
 
 def test_calls_that_a_stopping_server_still_had_are_lost_by_a_move(
-    serve: Serve, connect: Connect
+    serve: Serve, connect: Connect, reserve: Reserve
 ) -> None:
     first = Node("first")
-    old, client = serve(first)
+    old, client = serve(first, port=reserve(), share_port=True)  # no other test may take it
     future = client.futures.block()
     assert first.entered.acquire(timeout=_PATIENCE_S)
     # It says goodbye, and lets the call end: no new call begins on this connection.
