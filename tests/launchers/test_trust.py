@@ -165,8 +165,9 @@ _WRITES = """
 import sys
 opened = []
 def note(event, args):
-    if event == "open" and (isinstance(args[1], str) and set(args[1]) & set("wax+")
-                            or args[2] & 0o3):  # O_WRONLY, O_RDWR
+    if event == "open" and not isinstance(args[0], int) and (  # a number is of memory
+            isinstance(args[1], str) and set(args[1]) & set("wax+")
+            or args[2] & 0o3):  # O_WRONLY, O_RDWR
         opened.append(args[0])
     elif event in ("tempfile.mkstemp", "os.mkdir", "os.rename"):
         opened.append(event)
