@@ -77,7 +77,14 @@ def wait_for(file: Path) -> str:
 @contextlib.contextmanager
 def busy(executor, file: Path):
     """Has both workers run functions until the end of the block, or longer."""
-    futures = [executor.submit(wait_for, file) for _ in range(2)]
+
+    def begin_and_wait(me):
+        file.with_name(f"{me} has begun").touch()
+        return wait_for(file)
+
+    futures = [executor.submit(begin_and_wait, me) for me in range(2)]
+    # One worker may have fetched both: then the second begins once it is given back.
+    wait_until(lambda: len([*file.parent.glob("* has begun")]) == 2)
     wait_until(lambda: all(future.running() for future in futures))
     try:
         yield futures
