@@ -24,7 +24,7 @@ from courier.errors import (
     ServerLostError,
     ServerUnreachableError,
 )
-from courier.threads.locks import Lock
+from courier.threads.locks import RLock
 
 #: What the calls of this context belong to: where several nodes share a process, which node.
 SCOPE: contextvars.ContextVar[object] = contextvars.ContextVar("courier_scope", default=None)
@@ -84,7 +84,7 @@ _ring = memoryview(_memory)[_RING_AT:]
 _count = itertools.count(_RECORD.size, _RECORD.size)
 _newest = 0
 _peers = itertools.count()
-_lock = Lock()
+_lock = RLock()
 _all: "dict[int, MethodNumbers]" = {}
 _by_key: "dict[tuple[object, str | None, str], MethodNumbers]" = {}
 #: In place of the connection, for calls inside this process.
@@ -225,7 +225,7 @@ def _use(memory: mmap.mmap) -> None:
 def _survive_fork() -> None:
     """Leaves the memory to the parent."""
     global _lock
-    _lock = Lock()
+    _lock = RLock()
     for numbers in _all.values():
         numbers.forget()
     _use(mmap.mmap(-1, MEMORY_BYTES))

@@ -7,7 +7,7 @@ import weakref
 from courier.client._link import Link
 from courier.threads.abandoned import clear_up, wakers
 from courier.threads.forks import survive
-from courier.threads.locks import Lock
+from courier.threads.locks import RLock
 from courier.threads.surviving import surviving
 from courier.values import frozen, reused
 from courier.wire.watching import HANG_UP, READ, Watcher, make_watcher
@@ -28,7 +28,7 @@ class BackgroundReader:
         survive(self)
 
     def _start_anew(self) -> None:
-        self._lock = Lock()
+        self._lock = RLock()
         #: Made at once, because any code, even a finaliser, may wake it at any moment.
         self._watcher: Watcher | None = None
         self._links: weakref.WeakValueDictionary[int, Link] = weakref.WeakValueDictionary()

@@ -18,7 +18,7 @@ from courier.server.host import BACKLOG, ConnectionServer
 from courier.threads.abandoned import clear_up
 from courier.threads.forks import survive
 from courier.threads.handler_pool import HandlerPool
-from courier.threads.locks import Event, Lock
+from courier.threads.locks import Event, RLock
 from courier.values.modules import loaded_module
 from courier.wire.address import bound, is_loopback, join_address, loopback
 from courier.wire.place import host_name
@@ -156,7 +156,7 @@ class Server:
                 self.dispatcher.bind(name, method)
         self.handlers = HandlerPool("courier-handler", thread_pool_size, queue_size)
         self.costs = MethodCosts()
-        self._lock = Lock()
+        self._lock = RLock()
         self._stage = _ServerStage.NEW
         self._listener: socket.socket | None = None
         self._host: ConnectionServer | None = None
@@ -346,7 +346,7 @@ class Server:
 
     def _survive_fork(self) -> None:
         # It counts as stopped: the parent serves.
-        self._lock = Lock()
+        self._lock = RLock()
         self._stopped = Event()
         if self._stage is not _ServerStage.NEW:
             self._stage = _ServerStage.STOPPED

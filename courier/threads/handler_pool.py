@@ -9,7 +9,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, TypeVar
 
-from courier.threads.locks import Condition, Lock
+from courier.threads.locks import Condition, RLock
 
 R = TypeVar("R")
 
@@ -38,7 +38,7 @@ class HandlerPool:
         self._idle_s = idle_s
         # Taken directly where no thread is notified, because a Condition costs several times as
         # much.
-        self._lock = Lock()
+        self._lock = RLock()
         self._changed = Condition(self._lock)
         self._tasks: collections.deque[_Task] = collections.deque()
         self._threads: set[threading.Thread] = set()

@@ -1,4 +1,9 @@
-"""Locks that no exception of a signal handler leaves locked."""
+"""Locks that no exception of a signal handler leaves locked.
+
+Where a finaliser may take a lock, which Python runs in any thread between any two steps, it is an `RLock`:
+the thread may hold it already. It closes streams, as a generator does that is dropped while it reads one,
+and cancels calls.
+"""
 
 import operator
 import sys

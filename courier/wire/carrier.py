@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from courier.threads.locks import Lock
+from courier.threads.locks import RLock
 from courier.wire.frames import Chunk
 from courier.wire.watching import READ, poll_once
 
@@ -142,7 +142,7 @@ class TlsCarrier(SocketCarrier):
         super().__init__(self._tls, peer, is_exposed=False)
         self._tls.setblocking(False)
         self._read_record: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment]
-        self._lock = Lock()
+        self._lock = RLock()
         self._has_ended = False
 
     def advance_handshake(self) -> bool:

@@ -17,7 +17,8 @@ import pytest
 import courier
 from courier.client._calls import WireCall
 from courier.threads.locks import Condition, Event, Lock, RLock
-from tests.courier.conftest import Connect, Reserve, Serve
+from tests.courier.certificates import Authority
+from tests.courier.conftest import Connect, Reserve, Serve, go_by
 from tests.courier.served import Node
 
 _LARGE = bytes(1 << 18)
@@ -183,6 +184,49 @@ def test_a_signal_handler_may_close_the_client(
         with pytest.raises(courier.CallCancelledError):
             client.echo()
     assert step > 20
+
+
+def _end_of_a_stream(client: Any) -> Callable[[], object]:
+    stream = client.one_then_wait()
+    next(stream)
+    return stream.close  # type: ignore[no-any-return]
+
+
+def _end_of_a_call(client: Any) -> Callable[[], object]:
+    return client.futures.hang().cancel  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("way", ["unix", "tls", "grpc", "copy"])
+@pytest.mark.parametrize("begin", [_end_of_a_stream, _end_of_a_call])
+def test_a_finaliser_may_end_what_the_same_server_does(
+    serve: Serve,
+    node: Node,
+    way: str,
+    begin: Callable[[Any], Callable[[], object]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = go_by("tcp" if way == "tls" else way, monkeypatch)
+    tls = {"tls": Authority().issue()} if way == "tls" else {}
+    _, client = serve(node, client=tls, **tls, **options)
+    node.release.set()
+    steps = itertools.count(1)
+
+    def end_at_each_step() -> None:
+        # As Python does with a generator that reads a stream, if that is in a cycle of garbage.
+        for step in steps:
+            ends = [begin(client)]
+            with _at_step(step, lambda ends=ends: ends.pop()(), "courier"):
+                assert list(client.count(2)) == [0, 1]
+            if ends:
+                ends.pop()()
+                return
+
+    # Where it hangs, a daemon does not hold up the other tests.
+    thread = threading.Thread(target=end_at_each_step, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), f"it hangs where a finaliser runs at step {next(steps) - 1}"
+    assert next(steps) > 20
 
 
 # In a finaliser Python ignores it.
