@@ -63,7 +63,7 @@ class Event(threading.Event):
     """An event on such a condition."""
 
     def __init__(self) -> None:
-        self._cond = Condition(Lock())
+        self._cond = Condition()
         self._flag = False
 
 

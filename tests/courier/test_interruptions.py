@@ -101,6 +101,23 @@ def test_a_signal_handler_that_raises_leaves_an_event_that_can_be_set() -> None:
             assert event.is_set()
 
 
+def test_an_event_may_be_set_where_its_thread_begins_to_wait_for_it() -> None:
+    for step in itertools.count(1):
+        sets = [event := Event()]
+        waiting = threading.Thread(target=_set_at_step, args=(step, sets, event), daemon=True)
+        waiting.start()
+        waiting.join(_PATIENCE_S)
+        assert not waiting.is_alive()
+        if sets:
+            break
+    assert step > 3
+
+
+def _set_at_step(step: int, sets: list[Event], event: Event) -> None:
+    with _at_step(step, lambda: sets.pop().set(), ("courier", "threading")):
+        event.wait(0.01)
+
+
 @each_operation
 def test_a_signal_handler_may_call_the_same_server(
     serve: Serve, node: Node, operation: Callable[[Any], Any]
