@@ -28,7 +28,7 @@ from launchpad_lite.life.timing import DEFAULT, Timing
 from launchpad_lite.parts.as_json import to_json
 from launchpad_lite.process.activity import activities, watch_threads
 from launchpad_lite.process.set_up import call
-from launchpad_lite.process.stacks import describe_threads, frames_of_threads
+from launchpad_lite.process.stacks import describe_threads, stacks_of_threads
 from launchpad_lite.worker.questions import answer
 from launchpad_lite.worker.running import run_node
 from launchpad_lite.worker.runtime import NodeRuntime
@@ -141,10 +141,10 @@ class _ThisProcess(ThreadHost):
 
     def _look(self, nodes: Mapping[str, NodeThread]) -> Mapping[str, Looked]:
         doing = watch_threads()
-        with frames_of_threads() as frames:  # once for all nodes
+        with stacks_of_threads() as stacks:  # once for all nodes
             found = {name: node.runtime.look(doing, node.threads()) for name, node in nodes.items()}
             own = {threading.get_ident()}.union(*(node.threads() for node in nodes.values()))
-            others = frames.keys() - own
+            others = stacks.keys() - own
         rest = f"other threads of process {os.getpid()}"
         calling = (each for each in activities(doing, others) if each.server)
         return {**found, rest: Looked(rest, describe_threads(others), tuple(calling))}

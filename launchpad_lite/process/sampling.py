@@ -48,8 +48,8 @@ def sample(
         used_s = time.thread_time()
         ids, names = native_ids(), {each.ident: each.name for each in threading.enumerate()}
         chosen = threads()
-        with stacks.frames_of_threads() as frames:
-            for ident, frame in frames.items():
+        with stacks.stacks_of_threads() as taken:
+            for ident, frames in taken.items():
                 if ident == own or not (chosen is None or ident in chosen):
                     continue
                 used_before, used[ident] = used.get(ident), scheduled_s(ids.get(ident))[0]
@@ -57,7 +57,7 @@ def sample(
                     continue
                 computes = used[ident] - used_before > _LEAST * (taken_at - last)
                 state = _STATES[computes] if sys.platform == "linux" else "runs or waits"
-                if stack := tuple(_places(stacks.stack_of(frame), kinds, everything=computes)):
+                if stack := tuple(_places(frames, kinds, everything=computes)):
                     name = names.get(ident, f"thread {ident}")
                     found[state, name, stack] += 1
         period_s = max(_PERIOD_S, (time.thread_time() - used_s) / _SHARE)

@@ -22,29 +22,32 @@ Stack = list[tuple[FrameType, int]]  # frames and their lines, the innermost las
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _looking = threading.RLock()
 _rests = False  # whether the garbage collector is off because of that
-_frames: dict[int, FrameType] | None = None  # of the block that looks at them now
+_stacks: dict[int, Stack] | None = None  # of the block that looks at them now
 
 
 @contextlib.contextmanager
-def frames_of_threads() -> Iterator[dict[int, FrameType]]:
-    """Gives the frame of each thread of this process, by its ident. Use them in the block only.
+def stacks_of_threads() -> Iterator[dict[int, Stack]]:
+    """Gives the stack of each thread of this process, by its ident. Use them in the block only.
 
-    A block inside another gets the same frames. The garbage collector is off meanwhile. CPython
+    All are taken at once: threads run on, and a frame that has returned knows no longer who called it.
+    A block inside another gets the same stacks. The garbage collector is off meanwhile. CPython
     3.11 may collect when it makes the object of a frame, for `f_back` too. If code of a destructor
     then lets another thread run, it crashes or hangs (python/cpython#106883).
     """
-    global _rests, _frames
+    global _rests, _stacks
     with _looking:
-        if _frames is not None:
-            yield _frames
+        if _stacks is not None:
+            yield _stacks
             return
         _rests = gc.isenabled()
         gc.disable()
         try:
-            _frames = sys._current_frames()
-            yield _frames
+            _stacks = {ident: _stack_of(frame) for ident, frame in sys._current_frames().items()}
+            yield _stacks
         finally:
-            _frames = None
+            if _stacks is not None:
+                _stacks.clear()  # they hold what threads use, and the block that looks at them
+            _stacks = None
             _end_rest()
 
 
@@ -56,8 +59,8 @@ def _end_rest() -> None:
 
 
 def _survive_fork() -> None:
-    global _looking, _frames
-    _looking, _frames = threading.RLock(), None  # its owner is not in the child
+    global _looking, _stacks
+    _looking, _stacks = threading.RLock(), None  # its owner is not in the child
     _end_rest()
 
 
@@ -83,17 +86,16 @@ def walk_threads(idents: Collection[int] | None) -> Iterator[tuple[int | None, s
     Use a stack before the next one is taken. `idents` as for `describe_threads`.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    with frames_of_threads() as frames:
-        chosen = frames.keys() - {threading.get_ident()} if idents is None else idents
-        for ident, frame in frames.items():
+    with stacks_of_threads() as stacks:
+        chosen = stacks.keys() - {threading.get_ident()} if idents is None else idents
+        for ident, stack in stacks.items():
             if ident in chosen:
-                stack = stack_of(frame)
                 yield ident, names.get(ident, f"thread {ident}"), stack
                 for name, stack_of_task in _tasks_below(stack):
                     yield None, name, stack_of_task
 
 
-def stack_of(frame: FrameType) -> Stack:
+def _stack_of(frame: FrameType) -> Stack:
     """Returns the stack of a thread, without `python -c`, by which a host agent is started."""
     stack = [*traceback.walk_stack(frame)][::-1]
     files = [each.f_code.co_filename for each, _ in stack[:2]]

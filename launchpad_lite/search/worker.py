@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import courier
-from launchpad_lite.process.stacks import frames_of_threads
+from launchpad_lite.process.stacks import stacks_of_threads
 from launchpad_lite.search._messages import (
     PYTHON,
     Assignment,
@@ -333,8 +333,8 @@ class Worker:
         """Ends a task at once, with this process; one in a thread of a script, at its next report."""
         if not self._decides(task):
             return
-        with frames_of_threads() as frames:
-            stack = reversed(traceback.format_stack(frames[self._thread]))
+        with stacks_of_threads() as stacks:
+            stack = reversed(traceback.StackSummary.extract(stacks[self._thread]).format())
         where = [*itertools.takewhile(lambda each: _HERE not in each, stack)][:_MOST_FRAMES]
         text = f"{why}, and was ended here:\n{''.join(reversed(where))}"
         outcome = self._note(state, b"", text, time.monotonic() - self._began_at)

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from launchpad_lite.process.stacks import frames_of_threads
+from launchpad_lite.process.stacks import stacks_of_threads
 
 #: Threads that are kept on purpose: grpc's pollers live as long as the process and carry
 #: no call; ours for signals stays, as their handlers do.
@@ -64,12 +64,12 @@ class Inventory:
     def leftovers(self) -> Leftovers:
         """Returns what came since and is still there."""
         now = take_inventory()
-        with frames_of_threads() as frames:
+        with stacks_of_threads() as stacks:
             threads = {
-                thread.name: "".join(traceback.format_stack(frames[thread.ident]))
+                thread.name: "".join(traceback.StackSummary.extract(stacks[thread.ident]).format())
                 for thread in threading.enumerate()
                 if thread.ident not in self.threads
-                and thread.ident in frames
+                and thread.ident in stacks
                 and not thread.name.startswith(_KEPT)
                 and not _is_grpc(thread)
             }

@@ -14,7 +14,7 @@ from typing import Any, TextIO, cast
 
 from launchpad_lite.life.events import Debugged
 from launchpad_lite.life.policies import Liveness
-from launchpad_lite.process.stacks import frames_of_threads, is_of_user, walk_threads
+from launchpad_lite.process.stacks import is_of_user, stacks_of_threads, walk_threads
 from launchpad_lite.worker.runtime import NodeRuntime
 
 _TURN_S = 0.5  # seconds for which an answer waits for more output
@@ -193,7 +193,7 @@ class _LookingPdb(_StoppedPdb):
         self.reset()
 
     def setup(self, f: FrameType | None, tb: Any) -> Any:
-        with frames_of_threads():  # it walks along the stack
+        with stacks_of_threads():  # it walks along the stack
             return super().setup(f, tb)
 
     def find(self, wanted: str) -> FrameType | None:

@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 import threading
+import time
 import traceback
 import unittest.mock
 import warnings
@@ -16,7 +17,7 @@ import pytest
 import courier
 import launchpad_lite as lp
 from launchpad_lite.life.timing import DEFAULT
-from launchpad_lite.process.stacks import describe_threads, frames_of_threads
+from launchpad_lite.process.stacks import describe_threads, stacks_of_threads
 from launchpad_lite.testing import poll_until
 
 
@@ -32,11 +33,11 @@ def test_no_garbage_is_collected_while_frames_of_other_threads_are_looked_at() -
     thresholds = gc.get_threshold()
     gc.callbacks.append(note)
     try:
-        with frames_of_threads() as frames:
-            gc.set_threshold(1)
+        gc.set_threshold(1)
+        with stacks_of_threads() as stacks:
             phases.clear()
-            stacks = [traceback.extract_stack(frame) for frame in frames.values()]
-            assert len(stacks) >= 2
+            texts = [traceback.StackSummary.extract(stack) for stack in stacks.values()]
+            assert len(texts) >= 2
             assert not phases
         assert gc.isenabled()
     finally:
@@ -44,6 +45,23 @@ def test_no_garbage_is_collected_while_frames_of_other_threads_are_looked_at() -
         gc.callbacks.remove(note)
         done.set()
         thread.join()
+
+
+def test_a_stack_is_whole_though_its_thread_runs_on() -> None:
+    over = threading.Event()
+
+    def run_on() -> None:
+        while not over.wait(0.0001):
+            pass
+
+    thread = threading.Thread(target=run_on)
+    thread.start()
+    with stacks_of_threads() as stacks:
+        time.sleep(0.05)
+        names = [frame.f_code.co_name for frame, _ in stacks[thread.ident or 0]]
+    over.set()
+    thread.join()
+    assert names[:4] == ["_bootstrap", "_bootstrap_inner", "run", "run_on"]
 
 
 def test_a_child_that_is_forked_meanwhile_collects_garbage_and_looks_at_frames() -> None:
@@ -60,7 +78,7 @@ def test_a_child_that_is_forked_meanwhile_collects_garbage_and_looks_at_frames()
                 os._exit(0 if gc.isenabled() else 3)
         codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
-    with frames_of_threads():
+    with stacks_of_threads():
         thread = threading.Thread(target=fork)
         thread.start()
         thread.join()
