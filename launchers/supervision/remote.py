@@ -389,11 +389,13 @@ class AgentHost:
 
     def _keep_calls(self, node: str, calls: Sequence[str]) -> list[str]:
         """Writes the last calls of a worker beside its log; returns them with names of nodes."""
+        if not calls:  # as nearly always: not for each of a thousand nodes that end
+            return []
         nodes = {str(pid): name for name, pid in self._pids.items()}
         named = [_PROCESS.sub(lambda it: nodes.get(it[1], it[0]), each) for each in calls]
         path = log_path(self._log_dir, node).with_suffix(CALLS)
         with contextlib.suppress(OSError):  # a full disk must not end the program
-            if named and self._log_dir.is_absolute():  # in a pod there is no folder
+            if self._log_dir.is_absolute():  # in a pod there is no folder
                 make_folder(path.parent)
                 write_private(path, "\n".join([*named, ""]).encode(errors="replace"))
         return named
