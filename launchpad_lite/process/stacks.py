@@ -22,7 +22,7 @@ Stack = list[tuple[FrameType, int]]  # frames and their lines, the innermost las
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _looking = threading.RLock()
 _rests = False  # whether the garbage collector is off because of that
-_stacks: dict[int, Stack] | None = None  # of the block that looks at them now
+_stacks: dict[int, Stack] = {}  # of the block that looks at them now
 
 
 @contextlib.contextmanager
@@ -34,20 +34,20 @@ def stacks_of_threads() -> Iterator[dict[int, Stack]]:
     3.11 may collect when it makes the object of a frame, for `f_back` too. If code of a destructor
     then lets another thread run, it crashes or hangs (python/cpython#106883).
     """
-    global _rests, _stacks
+    global _rests
     with _looking:
-        if _stacks is not None:
+        if _stacks:
             yield _stacks
             return
         _rests = gc.isenabled()
         gc.disable()
         try:
-            _stacks = {ident: _stack_of(frame) for ident, frame in sys._current_frames().items()}
+            _stacks.update({ident: _stack_of(it) for ident, it in sys._current_frames().items()})
             yield _stacks
         finally:
-            if _stacks is not None:
-                _stacks.clear()  # they hold what threads use, and the block that looks at them
-            _stacks = None
+            for stack in _stacks.values():
+                stack.clear()  # frames that have looked at it would keep what its thread uses
+            _stacks.clear()
             _end_rest()
 
 
@@ -59,8 +59,9 @@ def _end_rest() -> None:
 
 
 def _survive_fork() -> None:
-    global _looking, _stacks
-    _looking, _stacks = threading.RLock(), None  # its owner is not in the child
+    global _looking
+    _looking = threading.RLock()  # its owner is not in the child
+    _stacks.clear()
     _end_rest()
 
 

@@ -9,6 +9,7 @@ import time
 import traceback
 import unittest.mock
 import warnings
+import weakref
 from collections.abc import Coroutine, Generator
 from typing import Any
 
@@ -62,6 +63,27 @@ def test_a_stack_is_whole_though_its_thread_runs_on() -> None:
     over.set()
     thread.join()
     assert names[:4] == ["_bootstrap", "_bootstrap_inner", "run", "run_on"]
+
+
+def test_what_a_thread_uses_is_freed_with_it_though_it_was_looked_at() -> None:
+    used: list[weakref.ref[_Waiting]] = []
+
+    def use() -> None:
+        waiting = _Waiting()
+        used.append(weakref.ref(waiting))
+        waiting.wait()
+
+    thread = threading.Thread(target=use)
+    gc.disable()
+    try:
+        thread.start()
+        poll_until(lambda: used and used[0]().begun.is_set())  # type: ignore[union-attr]
+        assert "in use" in describe_threads()
+        used[0]().go_on.set()  # type: ignore[union-attr]
+        thread.join()
+        assert used[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_a_child_that_is_forked_meanwhile_collects_garbage_and_looks_at_frames() -> None:
